@@ -1,7 +1,7 @@
 """Features of many rows: an array if they fit the memory budget, else row blocks that are read when needed.
 
-Mathematics takes either, as `Features`, and iterates over its `blocks`. An array is one block, so that sums
-over blocks are bit-identical to sums over the array.
+Mathematics takes either, as `Features`, and iterates over its `blocks`. An array is one block, so sums over
+blocks are bit-identical to sums over the array.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BUDGET = "NCM_MEMORY_MIB"
 """The environment variable that sets the memory budget of features, in MiB."""
 
 BUDGET_MIB = 256
-"""The default budget, of each array: 65,536 rows of width 512. A fit has up to five such arrays."""
+"""The default budget for each array, in MiB: 65,536 rows of width 512. A fit has up to five such arrays."""
 
 BLOCK_BYTES = 4 << 20
 """A block in float64: small enough to stay in the processor's cache, large enough for matrix products."""
@@ -32,13 +32,13 @@ BLOCK_BYTES = 4 << 20
 def fits(rows: int, dim: int) -> bool:
     """Whether the float64 copy of features (rows, dim) is within the memory budget.
 
-    Raises `UsageError` for a budget that is no number.
+    Raises `UsageError` if the budget isn't a number.
     """
     text = os.environ.get(BUDGET) or str(BUDGET_MIB)
     try:
         return rows * dim * 8 <= float(text) * 2**20
     except ValueError:
-        raise UsageError("no number of MiB", where=BUDGET, found=text, expected="such as 1024") from None
+        raise UsageError("not a number of MiB", where=BUDGET, found=text, expected="such as 1024") from None
 
 
 class RowBlocks:
@@ -80,7 +80,7 @@ class RowBlocks:
     def then(
         self, function: Callable[[NDArray[np.floating]], NDArray[np.floating]], dim: int | None = None
     ) -> RowBlocks:
-        """The rows (n, dim) after ``function`` of rows (b, d); without ``dim`` the width stays."""
+        """The rows (n, dim) that ``function`` makes of rows (b, d); without ``dim`` the width stays d."""
         first = self._then
         both = function if first is None else lambda rows: function(first(rows))
         return RowBlocks(self._read, self._rows, dim or self.shape[1], both)
@@ -95,7 +95,7 @@ def chosen(X: Features, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Features
 
 
 def applied(X: Features, function: Callable[[NDArray[np.floating]], NDArray[np.floating]]) -> Features:
-    """The rows (n, d) after ``function`` of rows."""
+    """The rows (n, d) with ``function`` applied to them."""
     return function(X) if isinstance(X, np.ndarray) else X.then(function)
 
 
@@ -122,12 +122,12 @@ def in_memory(X: Features) -> NDArray[np.float64] | RowBlocks:
 
 
 def block_rows(X: Features | NDArray[np.int64]) -> int:
-    """The most rows of a block."""
+    """The most rows that a block may have."""
     return max(1, len(X) if isinstance(X, np.ndarray) else BLOCK_BYTES // (8 * X.shape[1]))
 
 
 def slices(X: Features | NDArray[np.int64], most: int | None = None) -> Iterator[slice]:
-    """All rows in order, in blocks of at most ``most``, at least 1; without it an array is one block."""
+    """Slices of all rows, in order, of at most ``most`` rows each; without ``most`` an array is one slice."""
     step = block_rows(X) if most is None else max(1, min(most, block_rows(X)))
     for start in range(0, len(X), step):
         yield slice(start, min(start + step, len(X)))

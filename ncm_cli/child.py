@@ -1,7 +1,7 @@
 """Child processes: new interpreters that run one function of this package.
 
-A child imports from the same paths as this process but doesn't run its main script. It ends with this
-process, however that ends, since the socket between them then closes.
+A child imports from the same paths as this process but doesn't run its main script. However this process
+ends, the child ends too, because the socket between them closes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 
 Main = Callable[[Connection, socket.socket], None]
-"""What a child runs: it receives objects and sends them back over the connection, and raw memory over the
-socket, which are two ends of one line."""
+"""What a child runs: it receives and sends objects over the connection, and raw memory over the socket. Both
+use the same underlying socket."""
 
 
 class Child:
@@ -46,7 +46,7 @@ class Child:
             )
 
     def how_it_ended(self) -> str:
-        """How the process has ended, as a verb; waits for the end."""
+        """How the process ended, as a verb phrase; waits until it has ended."""
         code = self.process.wait()
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
@@ -61,7 +61,7 @@ class Child:
 def serve(descriptor: int, main: Main) -> None:
     """The main function of a child: run ``main`` until the socket closes."""
     connection, stream = Connection(descriptor), socket.socket(fileno=os.dup(descriptor))
-    # A copy, which stays open while an exception ends this process, with the exit code of that.
+    # This copy stays open while an exception ends this process, so that its exit code is kept.
     threading.Thread(target=_end_with, args=(os.dup(descriptor),), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):
         main(connection, stream)
@@ -70,6 +70,6 @@ def serve(descriptor: int, main: Main) -> None:
 def _end_with(descriptor: int) -> None:
     """End this process as soon as the other end of a socket is closed, even in the middle of its work."""
     waiting = select.poll()
-    waiting.register(descriptor, 0)  # no events but that the socket is closed
+    waiting.register(descriptor, 0)  # only that the socket was closed is reported
     waiting.poll()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What a shell completes behind an option: its choices, names, and the columns and values of its files."""
+"""Shell completion of options: choices, names, and the columns and values of files on the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ncm_cli.registry import at_address
 def completion(field: Field) -> Callable[[Any, str], list[str]] | None:
     """``complete(ctx, incomplete)`` of an option; None where the shell's own completion of files will do.
 
-    ``ctx`` has the options that stand before as ``params``. Files that can't be read complete nothing.
+    ``ctx.params`` holds the options before this one. Files that can't be read give no completions.
     """
     if field.choices:
         return lambda ctx, incomplete: _begun(incomplete, field.choices)
@@ -42,7 +42,7 @@ def completion(field: Field) -> Callable[[Any, str], list[str]] | None:
 
 
 def _file_of_line() -> str | None:
-    """The first file on the line: click drops arguments where the last option has no value yet."""
+    """The first file on the line, since click drops arguments while the last option has no value."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     return next((word for word in line.split()[1:] if Path(word).is_file()), None)
 
@@ -73,7 +73,7 @@ def _filter(incomplete: str, columns: dict[str, list[str]]) -> list[str]:
 
 
 def _columns(file: Path) -> dict[str, list[str]]:
-    """The columns of a table or feature store, each with its values (of a table none)."""
+    """The columns of a table or feature store, each with its values (none for a table)."""
     from ncm_cli.store.columns import Column
     from ncm_cli.store.features import FeatureStore
     from ncm_cli.store.tables import read_header

@@ -30,25 +30,25 @@ from rich.text import Text
 from ncm_cli.progress import Reporter, Task
 
 GAP = "  "
-"""Between two columns of a table."""
+"""The blanks between two columns of a table."""
 
 MIN_TEXT_WIDTH = 16
 """Columns of text are wrapped no narrower than this."""
 
 MAX_PAGE_WIDTH = 100
-"""Characters of a line of a help topic, however wide the terminal is."""
+"""Most characters in a line of a help topic, however wide the terminal is."""
 
 PAGE_STYLES = {"markdown.code": "cyan", "markdown.h2": "bold underline", "markdown.h3": "bold"}
-"""Readable on dark and on light terminals."""
+"""Styles that are readable on dark and on light terminals."""
 
 LOG_SECONDS = 60.0
-"""Between two lines of progress when stderr is no terminal."""
+"""Seconds between two lines of progress if stderr isn't a terminal."""
 
 MAX_BAR = 36
-"""Characters of a spectrum's longest bar, which keeps its line under 80."""
+"""Characters in the longest bar of a spectrum, so that its line has fewer than 80."""
 
 MAX_UNTHINNED = 12
-"""Ranks of a spectrum that each get a line; higher ones are thinned out."""
+"""Each rank up to this one has a line in a spectrum; higher ranks are thinned out."""
 
 _SPELT = """
     …... ±+- ≤<= ≥>= →-> √sqrt ᵀ^T ²^2 ₁_1 \u0303~ ⊥_perp θtheta λlambda ΛLambda σsigma εeps δdelta
@@ -69,14 +69,14 @@ _UNSEEN = {code: f"\\u{code:04x}" for code in _CONTROL if code >= 0x7F}
 """Control characters that JSON doesn't escape by itself, with escapes in JSON's form."""
 
 MAX_LINE = 1_000
-"""Characters of a line of a message and of a cell: names in a file from elsewhere may be of any length."""
+"""Most characters in a line of a message or in a cell: names in a user's file may have any length."""
 
 _ID = re.compile(r"\bid(_[ab])?\b")
 _WORDS = re.compile(r"[^\W\d]{2,}\s+[^\W\d]{2,}")
 
 
 _BEFORE_NUMBER, _GLUE = re.compile(r"(?<=\S) (?=[-+(]?[.\d]|%)"), "\ue000"
-"""A blank at which no line is wrapped, before a number or a percent sign; and what stands for it."""
+"""The blank before a number or percent sign, where no line is wrapped; and the character put in its place."""
 
 
 def _is_utf8(stream: IO[str]) -> bool:
@@ -96,7 +96,7 @@ def plain(text: str, stream: IO[str] | None = None) -> str:
 
 
 def bounded(text: str) -> str:
-    """A text of at most `MAX_LINE` characters: of a longer one its two ends and its length."""
+    """The text; if it is longer than `MAX_LINE` characters, its two ends and its length."""
     if len(text) <= MAX_LINE:
         return text
     more = f"... ({len(text):,} characters) ..."
@@ -105,7 +105,7 @@ def bounded(text: str) -> str:
 
 
 def _message(text: str) -> str:
-    """A message for stderr: lines are bounded, and all but the first are indented, unlike a new message."""
+    """A message for stderr: lines are bounded, and all but the first are indented, as part of one message."""
     first, *others = (bounded(line) for line in plain(text, sys.stderr).split("\n"))
     return "\n".join([first, *(line if line[:1].isspace() else f"  {line}" for line in others)])
 
@@ -113,7 +113,7 @@ def _message(text: str) -> str:
 def _console(stream: IO[str], *, styles: bool = True) -> Console:
     return Console(
         file=stream,
-        # Off a terminal nothing is wrapped; without a width rich would take one from COLUMNS.
+        # Output that isn't a terminal isn't wrapped; without a width, rich would take it from COLUMNS.
         width=None if stream.isatty() else 80,
         force_terminal=None if styles else False,
         force_jupyter=False,  # otherwise rich shows each line in a display of its own, not on the stream
@@ -139,7 +139,8 @@ class Escaped:
 class Ui:
     """A command's standard output and error, and how much it says on them.
 
-    Lines are fitted to ``width`` characters; without it to the terminal's or ``COLUMNS``, and not in a pipe.
+    Lines are wrapped at ``width`` characters. Without it they are wrapped at the terminal's width or, in a
+    pipe, at ``COLUMNS`` if that is set.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Ui:
         value = jsonable(value)
         text = json_module.dumps(value, indent=2, allow_nan=False, ensure_ascii=not _is_utf8(sys.stdout))
         text = text.translate(_UNSEEN)
-        if re.search("[\ud800-\udfff]", text):  # of a file name that isn't UTF-8
+        if re.search("[\ud800-\udfff]", text):  # from a file name that isn't UTF-8
             text = json_module.dumps(value, indent=2, allow_nan=False)
         sys.stdout.write(text + "\n")
 
@@ -182,7 +183,7 @@ class Ui:
             return
         if most is not None and (more := len(rows) - most) > 0:
             rows, footer = rows[:most], f"and {more:,} more: --json has all"
-        # Without the blanks a number and its deviation aren't separated.
+        # Without the blanks, no line is wrapped between a number and its deviation.
         cells = [[_one_line(cell_text(cell).replace(" ± ", "±")) for cell in row] for row in rows]
         laid_out = [
             _Column(_one_line(name), [row[index] for row in cells], left=index < left)
@@ -219,7 +220,7 @@ class Ui:
 
     @property
     def _room(self) -> int:
-        """Characters of a line; `sys.maxsize` in a pipe."""
+        """Characters in a line; `sys.maxsize` in a pipe without ``COLUMNS``."""
         if self._width is not None:
             return self._width
         if sys.stdout.isatty():
@@ -308,7 +309,7 @@ class _Column:
 
     @property
     def least(self) -> int:
-        """The width with the heading, and the cells if they may be, wrapped at every blank."""
+        """The width after the heading, and the cells if they may be wrapped, are wrapped at every blank."""
         words = max([MIN_TEXT_WIDTH, *map(_longest_word, self.cells)]) if self.wraps else sys.maxsize
         return max(_longest_word(self.heading), min(self.natural, words))
 
@@ -346,7 +347,7 @@ def _fitted(columns: list[_Column], room: int) -> list[_Column]:
 
 
 def _lines(cells: Sequence[str], columns: Sequence[_Column], *, bottom: bool = False) -> list[str]:
-    """A row of a table: several lines where cells are wrapped, which ``bottom`` aligns at the last one."""
+    """The lines of a table's row, several if cells are wrapped; ``bottom`` aligns cells at the last line."""
     wrapped = [
         textwrap.wrap(cell, max(column.width, 1), break_long_words=False, break_on_hyphens=False)
         if cell_len(cell) > column.width
@@ -434,7 +435,7 @@ class ConsoleReporter(Reporter):
         label = _message(label)
         if self._quiet:
             yield Task()
-        elif not self._console.file.isatty():  # a notebook, which has colours, is no terminal
+        elif not self._console.file.isatty():  # a notebook, which shows colours, isn't a terminal
             yield _LoggedTask(label, total, unit)
         else:
             with self._shown_bars() as progress:
@@ -446,7 +447,7 @@ class ConsoleReporter(Reporter):
 
     @contextmanager
     def _shown_bars(self) -> Iterator[Progress]:
-        """The bars of all open tasks: rich shows one such display at a time."""
+        """One display with the bars of all open tasks, since rich shows only one display at a time."""
         if not self._open:
             name = TextColumn("{task.description}", markup=False)
             columns = (name, BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
@@ -476,8 +477,8 @@ class ConsoleReporter(Reporter):
 def scree(values: Sequence[float], *, gap: int = 0) -> str:
     """Lines with rank, singular value (descending), cumulative share of the squared total, and a bar.
 
-    Of many ranks the first dozen have a line, then about every factor of 1.4, and the last. The rank ``gap``,
-    if not 0, is marked as the one before the largest gap.
+    If there are many ranks, the first dozen have a line each, then one rank for about every factor of 1.4,
+    and the last rank. The rank ``gap``, if not 0, is marked as the one before the largest gap.
     """
     n = len(values)
     if not n:

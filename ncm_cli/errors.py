@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable
 
 _FREE_SPACE = "free some space and run the same command again"
-_GET_PERMISSION = "another place, or the right to read or write there"
+_GET_PERMISSION = "another place, or permission to read or write there"
 _SAVE_MEMORY = "fewer rows (--where), a smaller --batch-size, or a higher ulimit -v if there is one"
 
 EXPECTED_OS_ERRORS = {
@@ -23,10 +23,10 @@ EXPECTED_OS_ERRORS = {
     errno.ENOTDIR: ("a file where a folder is expected", None),
     errno.EROFS: ("the file system is read-only", "another place to write to"),
     errno.ENAMETOOLONG: ("the file name is too long", None),
-    errno.EMFILE: ("too many files are open", "ulimit -n with a larger number, or fewer --workers"),
+    errno.EMFILE: ("too many files are open", "a higher ulimit -n, or fewer --workers"),
     errno.ENFILE: ("too many files are open on this machine", None),
     errno.ENOMEM: ("out of memory", _SAVE_MEMORY),
-    errno.EAGAIN: ("the system gives no more processes or threads", "end some, or a higher ulimit -u"),
+    errno.EAGAIN: ("the system allows no more processes or threads", "ending some, or a higher ulimit -u"),
 }
 """Refusals of the system by errno: in words, and the advice. Any other `OSError` is a bug."""
 
@@ -85,7 +85,7 @@ class UsageError(NcmError):
 
 
 class InputError(NcmError):
-    """A file, row or value of the user's can't be used."""
+    """The user's file, row or value can't be used."""
 
 
 class MismatchError(NcmError):
@@ -152,11 +152,11 @@ def unknown(
 
 
 def system_refusal(error: Exception) -> NcmError | None:
-    """The `NcmError` for an error by which the system refused something; None for any other error."""
+    """The `NcmError` for an error that is a refusal of the system; None for any other error."""
     if isinstance(error, OSError) and error.errno in EXPECTED_OS_ERRORS:
         what, fix = EXPECTED_OS_ERRORS[error.errno]
-        if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd
-            return NcmError("the current folder is no longer there", fix="cd to one that is")
+        if error.errno == errno.ENOENT and error.filename is None:  # from os.getcwd
+            return NcmError("the current folder no longer exists", fix="cd to another folder")
         return NcmError(what, where=error.filename, found=error.strerror, fix=fix)
     cause: BaseException | None = error
     while cause is not None:

@@ -27,7 +27,7 @@ _HELD = {
     "table": ", or a data frame of pandas or polars",
     "array": ", or an array (rows, dimensions)",
 }
-"""What else stands for a file, in words."""
+"""What Python may give in place of a file, in words."""
 
 
 def options_from(options: type, given: Mapping[str, Any]) -> Any:

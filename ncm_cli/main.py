@@ -47,7 +47,7 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
 _START_BYTES, _THREAD_BYTES, _MAX_THREADS = 256 << 20, 64 << 20, 64
-"""Address space that numpy and scipy need, what each thread of OpenBLAS adds, and its most threads."""
+"""Bytes of address space that numpy and scipy need and that each OpenBLAS thread adds; the most threads."""
 
 
 def _version(asked: bool) -> None:
@@ -99,9 +99,9 @@ def build_app(only: str | None = None) -> typer.Typer:
 
 
 def _add(app: typer.Typer, name: str, command: Command, options: type, module: str) -> None:
-    """Add a command, which does its work and calls ``show(result, ui)`` of its ``module``.
+    """Add a command, which does its work and then calls ``show(result, ui)`` of its ``module``.
 
-    Instead of both, a module may have ``run(options, ui)``, which returns an exit code or None.
+    Instead of these two, a module may have ``run(options, ui)``, which returns an exit code or None.
     """
     fields, words = fields_of(options), name if name == module else f"{module} {name}"
 
@@ -142,7 +142,7 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
 
 
 def _markup(text: str) -> str:
-    """A text that typer shows as it is: brackets are markup to it, and ``5:100:5`` holds an emoji."""
+    """The text, escaped because typer reads brackets as markup, and ``:100:`` in ``5:100:5`` as an emoji."""
     return re.sub(r":(?=\w+:)", ":[b][/b]", text.replace("[", "\\["))
 
 
@@ -160,18 +160,18 @@ def _refuse_repetition(field: Field, value: Any) -> None:
 
 
 def _refuse_empty_values(argv: list[str]) -> None:
-    """Refuse ``--out ""``, as an unset variable of a shell gives it: it would be the current folder."""
+    """Refuse ``--out ""``, the result of an unset shell variable, since it would mean the current folder."""
     for option, value in itertools.pairwise(["ncm", *argv]):
         if value == "" or re.fullmatch(r"--[a-z-]+=", value):
             raise UsageError(
                 "an empty value",
                 where=value.removesuffix("=") or option or None,
-                fix="is a variable of the shell not set?",
+                fix="is a shell variable unset?",
             )
 
 
 def _require_memory() -> None:
-    """Refuse a limit of address space (``ulimit -v``) with which OpenBLAS would wait for memory for ever."""
+    """Refuse a limit on address space (``ulimit -v``) so low that OpenBLAS would wait for memory forever."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -187,10 +187,10 @@ def _require_memory() -> None:
         mmap.mmap(-1, needed).close()
     except OSError:
         raise NcmError(
-            "too little memory to begin with",
+            "too little memory to start",
             found=f"a limit of {limit >> 20:,} MiB (ulimit -v)",
             expected=f"{needed >> 20:,} MiB that are free",
-            fix="a higher limit, or fewer threads: OMP_NUM_THREADS=1",
+            fix="a higher limit, or fewer threads, such as OMP_NUM_THREADS=1",
         ) from None
 
 
@@ -205,7 +205,7 @@ def _parameter(field: Field) -> inspect.Parameter:
     kind: Any = field.type
     default = inspect.Parameter.empty if field.required else field.default
     if field.repeated or not (field.positional or field.type is bool):
-        # Options of one value, too: otherwise the last one given would win in silence.
+        # Options with one value are lists, too; otherwise the last of several values would win silently.
         shown["metavar"] = field.metavar or (None if field.positional else f"<{kind.__name__.lower()}>")
         kind = list[kind]
         if not field.required:
@@ -231,8 +231,8 @@ def _keyword(name: str, kind: Any, shown: Any, default: Any) -> inspect.Paramete
 def _shared_parameters(json: bool) -> Iterator[inspect.Parameter]:
     """The options that every command has."""
     options = {
-        "quiet": ("Only warnings, errors and what --json prints.", "--quiet", "-q"),
-        "verbose": ("Say more of what is done.", "--verbose", "-v"),
+        "quiet": ("Print only warnings, errors and the output of --json.", "--quiet", "-q"),
+        "verbose": ("Print more details of what is done.", "--verbose", "-v"),
         "json_": ("Print the result as JSON on stdout.", "--json"),
     }
     for name, (text, *flags) in options.items():
@@ -265,7 +265,7 @@ def main(argv: list[str] | None = None) -> None:
     code = run(sys.argv[1:] if argv is None else argv)
     with contextlib.suppress(NcmError, OSError):
         sys.stdout.close()  # Python would complain at exit about output whose reader has gone
-    gc.freeze()  # otherwise the collections at exit traverse all of torch's modules, for most of a second
+    gc.freeze()  # otherwise garbage collection at exit spends most of a second on torch's modules
     sys.exit(code)
 
 
@@ -300,7 +300,7 @@ def run(argv: list[str]) -> int:
             raise
         context, message = getattr(error, "ctx", None), error.format_message()
         command = context.command_path if context else _named_command(argv)
-        # Without a message, help was shown for a command without arguments.
+        # No message means that help was shown, for a command without arguments.
         if not message:
             return UsageError.exit_code
         moved = getattr(options_of("fit"), "moved", {}) if command == "ncm fit" else {}
@@ -320,7 +320,7 @@ def _print_refusal(error: NcmError) -> int:
 
 
 class _Stdout(io.FileIO):
-    """Standard output whose errors say so; an `OSError` could come from any file."""
+    """Standard output whose errors name it; a plain `OSError` could be about any file."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -331,7 +331,7 @@ class _Stdout(io.FileIO):
             raise NcmError(
                 "standard output can't be written to",
                 found="it is closed" if error.errno == errno.EBADF else error.strerror,
-                fix="another place to write to; where a command has -o FILE, it prints less with --quiet",
+                fix="another place to write to; a command with -o FILE prints less with --quiet",
             ) from error
 
 

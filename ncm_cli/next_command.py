@@ -1,4 +1,4 @@
-"""The command that usually comes after another one, with the files of that one."""
+"""Suggests the command that usually follows another one, with that one's files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NEXT = {
     "sweep": "ncm report {json}",
     "finetune": "ncm report {json} --plots figures",
 }
-"""By command: the next one. The names are those of options with files, and of `_known`."""
+"""The next command after each. Names in braces are those of options that name files, or of `_known`."""
 
 
 def next_command(words: str, options: Any) -> str | None:
     """A shell line for the command that comes after ``words``, such as ``fit`` or ``data digits``.
 
-    None where none does, or where something that it takes isn't known.
+    None if no command follows, or if a file that it needs isn't known.
     """
     line = NEXT.get(words) or NEXT.get(words.partition(" ")[0])
     if line is None or getattr(options, "leave_out", None) is not None:

@@ -28,13 +28,13 @@ from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.store.result_record import SCHEMAS
 
 WITH_TABLES = ("pairs", "fit", "eval", "bound", "sweep", "finetune", "report")
-"""Results that have tables; others are shown like `ncm info` shows a file."""
+"""Results that have tables; others are shown as `ncm info` shows a file."""
 
 WIDTH = 100
 """Characters of a line of a table in a notebook."""
 
 PAGE_HEIGHT = 720
-"""Pixels of a report's page in a notebook, in which it is scrolled."""
+"""Height of a report's page in a notebook, in pixels; the page scrolls inside it."""
 
 
 class Result(dict[str, Any]):
@@ -84,7 +84,7 @@ def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Re
     if kind == "data":
         return Result(read_json(path), kind)
     if kind == "journal":
-        raise InputError("unfinished work", where=path, fix="run the command that makes it again, to go on")
+        raise InputError("unfinished work", where=path, fix="run the same command again to resume it")
     readers: dict[str, Any] = {
         "features": FeatureStore,
         "pairs": read_pairs,
@@ -143,9 +143,9 @@ def html(shown: Any) -> str:
 
 
 def _inline(report: Report) -> str:
-    """The plots and the page of a report as HTML, as far as their files are still there.
+    """The plots and the page of a report as HTML, without those whose files no longer exist.
 
-    The page is in a frame of its own, apart from the notebook and whatever that may do.
+    The page is in a frame of its own, so that the notebook and the page can't affect each other.
     """
     parts = []
     for path in (path for path in report.plots if path.suffix == ".svg" and path.is_file()):

@@ -43,8 +43,8 @@ _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 def parse_where(text: str) -> tuple[Term, ...]:
     """The terms of a row filter (``split=test & place!=land|water``), all of which a row must meet.
 
-    Names and values with special characters stand between quotation marks (``split="train|a"``), a quotation
-    mark within them is doubled. An empty text has no terms. Raises `UsageError` for text that isn't terms
+    Names and values with special characters stand between quotation marks (``split="train|a"``); a quotation
+    mark inside them is doubled. An empty text has no terms. Raises `UsageError` for text that isn't terms
     joined by ``&``.
     """
     quoted: list[str] = []
@@ -89,7 +89,7 @@ def _item(text: str) -> str:
 
 
 MAX_GRID = 100_000
-"""Most values of a grid: more than any embedding has dimensions."""
+"""The most values that a grid may have, more than any embedding has dimensions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +119,7 @@ FORMS = "log:1e-5:1e-3, lin:0:1, 2:24 (whole numbers), 1e-3,1e-2 (a list) or 0.1
 def parse_space(
     text: str, *, whole: bool = False, what: str = "a search space", expected: str = FORMS
 ) -> Space:
-    """Parse numbers in one of the `FORMS`; raises `UsageError` that ``what`` can't be read."""
+    """Parse numbers in one of the `FORMS`; raises a `UsageError` that says that ``what`` can't be read."""
     try:
         kind, _, rest = text.partition(":")
         if kind in ("log", "lin"):
@@ -283,7 +283,7 @@ class Field:
     files: Callable[[Path], tuple[Path, ...]] | None = None
     """Maps an output to all files that are written, if there are several."""
     names: str | None = None
-    """Address of the names that a shell completes, one or several; or of a function that returns them."""
+    """Address of the names that a shell completes, or of a function that returns these names."""
     parse: Callable[[str], object] | None = None
     """Checks text with a grammar of its own before any work; the field keeps the text. `option` sets it for
     row filters and crossings."""
@@ -318,7 +318,7 @@ class Field:
 
 
 MAX_WHOLE_NUMBER = 2**63 - 1
-"""The largest whole number that is accepted: files keep no larger ones."""
+"""The largest whole number that is accepted, since files can't hold larger ones."""
 
 BOUNDS = {
     "least": ("at least", operator.ge),
@@ -326,7 +326,7 @@ BOUNDS = {
     "most": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
-"""Bounds of a number: in words, and the comparison of number and bound that must hold."""
+"""Bounds of a number, each in words and as the comparison of number and bound that must hold."""
 
 
 def option(default: Any = REQUIRED, **facts: Any) -> Any:
@@ -411,7 +411,7 @@ def values_of(value: Any) -> tuple[Any, ...]:
 
 
 def check_value(field: Field, item: Any) -> None:
-    """Raise `UsageError` if an option doesn't take a value; of a repeated option, one of its values."""
+    """Raise `UsageError` if an option doesn't take ``item``, its value or one of its repeated values."""
     if field.role == "output" and str(item) == "-" != str(field.default):
         raise UsageError(f"{field.flag} can't be standard output", found="-", fix=f"{field.flag} NAME")
     if field.choices and item not in field.choices:
@@ -443,7 +443,7 @@ def joined_values(field: Field, texts: Iterable[str]) -> str:
 
 
 def refusals(options: Any) -> Iterator[UsageError]:
-    """Why these options can't be used together, by their own ``refusals`` if they have it; reads no files."""
+    """Why these options can't be used together, by their ``refusals`` if they have it; reads no files."""
     if hasattr(options, "refusals"):
         yield from options.refusals()
 

@@ -13,7 +13,7 @@ class Task:
         """Count ``n`` more units as done."""
 
     def relabel(self, label: str) -> None:
-        """Say from now on that this is what is done."""
+        """Show this label from now on."""
 
 
 class Reporter:

@@ -1,7 +1,7 @@
 """Connects to a cluster of Ray, for ``ncm embed --cluster`` and ``ncm run --cluster``.
 
-Ray is an optional package, and is imported when a cluster is asked for. What a node has installed is compared
-with what this process has before any work goes there.
+Ray is an optional package, imported only when a cluster is asked for. The versions that a node has installed
+are compared with those of this process before the node gets any work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLIENT_PORT = 10001
 """Where a cluster listens for programs that don't run on one of its nodes (``ray://``)."""
 
 REACH_SECONDS = 5.0
-"""Longest wait for a connection to the address of a cluster; Ray itself waits minutes for a wrong one."""
+"""Longest wait for a connection to a cluster's address; Ray itself waits minutes if the address is wrong."""
 
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """A client's first bytes: the preface and empty settings (RFC 9113, 3.4)."""
@@ -68,13 +68,13 @@ def parse_cluster(text: str) -> str:
 def connected(address: str, reporter: Reporter) -> Iterator[Any]:
     """The module ray, connected to the cluster at ``address`` while the context is open.
 
-    ``local`` starts Ray on this machine alone, and ends it. A process that is connected stays so. Says
-    what the cluster has.
+    ``local`` starts Ray on this machine alone, and stops it at the end. A process that was connected before
+    stays connected. A note counts the cluster's nodes, cores and GPUs.
 
     Raises
     ------
     InputError
-        Without the optional package ``ray``; a cluster that can't be reached.
+        The optional package ``ray`` isn't installed, or the cluster can't be reached.
     MismatchError
         The cluster runs another version of Ray or Python.
     """
@@ -89,7 +89,7 @@ def connected(address: str, reporter: Reporter) -> Iterator[Any]:
             ends = signal.getsignal(signal.SIGTERM)
             try:
                 ray.init(address, log_to_driver=False, logging_level="CRITICAL", **more)
-            except Exception as error:  # of any class
+            except Exception as error:  # Ray raises errors of any class
                 raise _refusal(error, where) from None
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, ends)  # Ray has set its own
@@ -104,7 +104,7 @@ def connected(address: str, reporter: Reporter) -> Iterator[Any]:
 
 
 def nodes(ray: Any) -> list[ClusterNode]:
-    """The nodes of the cluster that are alive; ids tell apart those of one address."""
+    """The live nodes of the cluster; the names of nodes with the same address include their ids."""
     found = ray.nodes()
     hosts = Counter(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in found)
     alive = []
@@ -119,7 +119,7 @@ def nodes(ray: Any) -> list[ClusterNode]:
 
 
 def refuse_small(nodes: Sequence[ClusterNode], address: str, *, gpu: bool = False, cpus: int = 1) -> None:
-    """Raise `InputError` if no node has a GPU, where one is asked for, or as many cores."""
+    """Raise `InputError` if no node has a GPU, when ``gpu`` is set, or otherwise ``cpus`` cores."""
     most = max((node.cpus for node in nodes), default=0)
     if gpu and not any(node.gpus for node in nodes):
         raise InputError(
@@ -130,7 +130,7 @@ def refuse_small(nodes: Sequence[ClusterNode], address: str, *, gpu: bool = Fals
         )
     if not gpu and most < cpus:
         raise InputError(
-            "no node of the cluster has so many cores",
+            "no node of the cluster has that many cores",
             where=f"--cluster {address}",
             found=f"at most {most} on one node",
             expected=f"--cpus {cpus}",
@@ -141,7 +141,7 @@ def refuse_small(nodes: Sequence[ClusterNode], address: str, *, gpu: bool = Fals
 def installed_versions() -> dict[str, str]:
     """The versions of ncm, Python and the packages that may change a result.
 
-    A build such as ``+cpu`` doesn't count, as the command may start on a node without a GPU.
+    A build tag such as ``+cpu`` doesn't count, since the command may be started on a node without a GPU.
     """
     found = {"ncm": __version__, "Python": platform.python_version()}
     for name in DISTRIBUTIONS:
@@ -174,7 +174,7 @@ def refuse_other_versions(node: ClusterNode, found: dict[str, str]) -> None:
 def checked_nodes(ray: Any, address: str, *, gpu: bool = False, cpus: int = 1) -> list[ClusterNode]:
     """The nodes of the cluster. One has a GPU, or as many cores, and all have the versions of this process.
 
-    Nodes that go meanwhile are passed over. Raises what `refuse_small` does, `MismatchError` with the node
+    Nodes that go away meanwhile are skipped. Raises what `refuse_small` does, `MismatchError` with the node
     and the version, and `InputError` if a node doesn't answer.
     """
     found = nodes(ray)
@@ -187,7 +187,7 @@ def checked_nodes(ray: Any, address: str, *, gpu: bool = False, cpus: int = 1) -
         except ray.exceptions.GetTimeoutError:
             what, fix = "a node of the cluster doesn't answer", "ray status, on one of its nodes, says more"
             raise InputError(
-                what, where=node.name, found=f"{ANSWER_SECONDS:.0f} s of silence", fix=fix
+                what, where=node.name, found=f"no answer within {ANSWER_SECONDS:.0f} s", fix=fix
             ) from None
         except ray.exceptions.RayError:
             continue
@@ -220,7 +220,7 @@ def _version_question() -> Callable[[], dict[str, str]]:
 
 def _require_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Work without a GPU sees none, as ever, without Ray's notice that a later version will do otherwise.
+    # Work without a GPU sees none, as before; this silences Ray's notice that a later version changes that.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     try:
         import ray
@@ -252,7 +252,7 @@ def _probe(address: str) -> None:
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or "auto"
     if address == "auto":
-        with contextlib.suppress(ImportError, AttributeError, TypeError):  # it isn't public
+        with contextlib.suppress(ImportError, AttributeError, TypeError):  # the function isn't public
             from ray._private.services import get_ray_address_from_environment
 
             try:
@@ -264,17 +264,17 @@ def _probe(address: str) -> None:
         return
     try:
         with socket.create_connection(target, REACH_SECONDS) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") == "0":  # a server of gRPC begins with its settings
+            if os.environ.get("RAY_USE_TLS", "0") == "0":  # a gRPC server begins by sending its settings
                 connection.sendall(_HTTP2_GREETING)
                 connection.settimeout(REACH_SECONDS)
                 if not connection.recv(1):
                     raise ConnectionError("the connection was closed")
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a host name
         raise _refusal(error, where, address) from None
 
 
 def _refusal(error: BaseException, where: str, address: str = "") -> InputError | MismatchError:
-    """What a user can do about an error of connecting."""
+    """The error for a failed connection, with what the user can do about it."""
     text = " ".join(str(error).split())
     pairs = re.findall(r"Ray: (\S+)\s+Python: (\S+)", text)
     if len(pairs) == 2:

@@ -22,7 +22,7 @@ class Command:
     options: str = ""
     """Module and class, below ``ncm_cli``."""
     work: str | None = None
-    """Module and function ``work(options, *, reporter)``; None for what Python has other ways for."""
+    """Module and function ``work(options, *, reporter)``; None if Python has another way to do the same."""
     json: bool = True
     """Whether it has ``--json``."""
 
@@ -30,7 +30,7 @@ class Command:
 COMMANDS = {
     "data": Command("Make a data set, with its manifest and pairs.", work="datasets.base:data"),
     "embed": Command(
-        "Embed images into a feature store; again, to resume or update it.",
+        "Embed images into a feature store; run it again to resume or update.",
         "images.options:EmbedOptions",
         "images.embed:embed",
     ),
@@ -81,12 +81,12 @@ COMMANDS = {
         "results.report:report",
     ),
     "info": Command(
-        "Describe any file of ncm, and whether it is intact.",
+        "Describe any file of ncm, and say whether it is intact.",
         "results.options:InfoOptions",
         None,
     ),
     "run": Command(
-        "Run a recipe: commands, and what varies, in one YAML file.",
+        "Run a recipe: commands and the values that vary, in one YAML file.",
         "recipes.options:RunOptions",
         "commands.run:work",
     ),
@@ -131,7 +131,7 @@ BUILDERS = {
         "datasets.image_folder:build_pacs",
     ),
 }
-"""The builders of ``ncm data``: their ``work`` is ``build(options, folder, reporter)``, called by data's."""
+"""The builders of ``ncm data``: their ``work``, ``build(options, folder, reporter)``, is called by data's."""
 
 HELP = Path(__file__).with_name("help")
 
@@ -150,13 +150,13 @@ TOPICS = {
     "files": "tables that are read, and the formats of what is written",
     "images": "encoders, image files, archives and buckets, augmentations",
     "api": "commands, files and estimators in Python and notebooks",
-    "performance": "how long things take; GPUs, many of them",
+    "performance": "how long things take; using one GPU or many",
     "paper": "results measured, and reproducing the paper",
     "troubleshooting": "what happens when ..., exit codes, when not to use it",
     "contributing": "how the code is laid out, and how to add to it",
     "reference": "every option of every command",
 }
-"""The topics of ``ncm help NAME``, which shows the file ``help/NAME.md``. In the order in which people need
+"""The topics of ``ncm help NAME``, which shows the file ``help/NAME.md``; in the order in which people need
 them."""
 
 WORKING = tuple(name for name, command in COMMANDS.items() if command.work)

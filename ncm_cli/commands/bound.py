@@ -17,7 +17,7 @@ term_1 | Term I | risk on {where} | Thm 1
 weight_norm | {theta} | norm of the weights | Thm 1
 theta_m_theta | {quadratic} | mean squared shift of the logits | proof
 root_bound | by {quadratic} | {twice}Term I + {root} | proof
-misalignment | ‖Q̃ᵀQ‖_Λ | largest shift left in: misalignment | Thm 1
+misalignment | ‖Q̃ᵀQ‖_Λ | largest shift not removed: misalignment | Thm 1
 term_2 | Term II | {term_2} | Thm 1
 lambda_1 | λ₁ | largest eigenvalue of M | (4)
 lambda_s_next | λ_s+1 | largest eigenvalue of M past s | (4)
@@ -38,7 +38,7 @@ zero_one_bound | 0-1 bound | twins' error + flip rate | 0-1
 test_error | test error | measured on the test rows | 0-1
 """
 """In the order of the proof: name | symbol | in words | the paper's theorem, corollary, lemma or (equation).
-What each means is told by the topic ``bound`` of ``ncm help``, from which ``--explain`` takes it."""
+The topic ``bound`` of ``ncm help`` says what each means; ``--explain`` shows these explanations."""
 
 WORDS_NAMES = ("theta", "quadratic", "twice", "root", "term_2")
 WORDS = {
@@ -46,7 +46,7 @@ WORDS = {
     "cross-entropy": ("‖W‖", "tr(WMWᵀ)", "", "√(2 tr(WMWᵀ))", "√2 ‖W‖ · misalignment"),
     "squared": ("‖θ‖", "θᵀMθ", "2 · ", "2 θᵀMθ", "2 ‖θ‖² · misalignment²"),
 }
-"""For each loss what stands in `TERMS` for these names."""
+"""For each loss, the texts that replace these names in `TERMS`."""
 
 
 STORES = {
@@ -95,7 +95,7 @@ def show(found: dict[str, Any], ui: Ui) -> None:
 
 
 def _rows(found: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """(symbol, words, source, value, interval) of each term that is known here."""
+    """(symbol, words, source, value, interval) of each term that the result has."""
     noise, zero = found["noise_corollary"], found["zero_one"]
     values = {**zero, "zero_one_bound": zero["bound"]} if zero else {}
     if noise["epsilon_norm"] is not None:

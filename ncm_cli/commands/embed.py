@@ -16,9 +16,9 @@ MAX_SHOWN_FAILURES = 12
 
 
 def run(options: EmbedOptions, ui: Ui) -> int | None:
-    """Run the stage and say what it made; 5 when more images failed than were allowed."""
+    """Run the stage and say what it made; returns 5 if more images failed than were allowed."""
     report = embed(options, reporter=ui.reporter)
-    if report.failed and not report.shard:  # who joins the shards tells of all
+    if report.failed and not report.shard:  # the shard that joins all of them reports their failures
         _warn_failures(report, ui)
     ui.text(_summary(report))
     if ui.json:

@@ -14,7 +14,7 @@ from ncm_cli.probes.metric_names import METRIC_NAMES
 from ncm_cli.probes.metrics import MEASURES
 
 GROUPS_SHOWN = 40
-"""Rows of a group table; of more groups the worst are shown."""
+"""Most rows in a table of groups; if there are more groups, the worst are shown."""
 
 NAMES = {name: one.text for measures in MEASURES.values() for name, one in measures.items()}
 
@@ -110,7 +110,7 @@ def _show_metrics(body: dict[str, Any], ui: Ui) -> None:
 
 
 def _goodness(name: str, entry: dict[str, Any]) -> float:
-    """Larger for better values of a metric; infinite where a group has none."""
+    """Larger for better values of a metric; infinite if a group has none."""
     value = entry["metrics"][name]["value"]
     return float("inf") if value is None else -value if METRIC_NAMES[name].lower else value
 
@@ -136,7 +136,8 @@ def _show_comparison(body: dict[str, Any], found: dict[str, Any], ui: Ui) -> Non
     ui.text(
         f"Against {other} (accuracy {found['other_accuracy']:.3f}):\n"
         f"{found['difference']:+.3f}, 95 % interval {_interval(found, '+.3f')}.\n"
-        f"{found['only_this_right']:,} rows are right here only, {found['only_other_right']:,} there only; "
+        f"{found['only_this_right']:,} rows are right with this probe only, "
+        f"{found['only_other_right']:,} with the other only; "
         f"McNemar p = {found['p_value']:.3g}."
     )
     if len(found["groups"]) > 1:

@@ -15,7 +15,7 @@ from ncm_cli.probes.selection import best_candidate, store_metric
 from ncm_cli.probes.verdict import verdict_text
 
 MAX_PATH_ROWS = 24
-"""Longer paths are cut to the best weight decay of each rank, and then to this many ranks around it."""
+"""Longer paths are cut to the best weight decay of each rank, and then to this many evenly spaced ranks."""
 
 COLUMNS = {
     "cell_error": "cell error",
@@ -37,10 +37,10 @@ COLUMNS = {
 }
 
 DETAILS = ("val_log_loss", "log_loss_bound")
-"""Left out where there are more telling columns: a table is to fit into 80 characters."""
+"""Columns left out beside more informative ones, so that the table fits into 80 characters."""
 
 DETAILS_OF_STORES = (*DETAILS, "flip_rate", "pair_mse", "within_flip_rate")
-"""Left out where there are the flips of each of several stores."""
+"""Columns left out beside the flips of each of several stores."""
 
 CONTROLS = {
     "constant": "always the same answer",
@@ -64,7 +64,7 @@ def show(body: dict[str, Any], ui: Ui) -> None:
     classes = f", classes {listing(body['classes'])}" if body["classes"] else ""
     mark = "ORACLE: " if body["oracle"] else ""
     weights = f", {body['upweight']} up-weighted" if body["upweight"] else ""
-    rows = ", the pairs' rows among them" if body["pair_rows"] else ""
+    rows = ", including the pairs' rows" if body["pair_rows"] else ""
     ui.note(
         f"{mark}{body['method']}, rank {body['rank']}, weight decay {body['weight_decay']:g}{weights}: "
         f"{body['train_rows']:,} training rows{rows}{classes}"
@@ -175,7 +175,7 @@ def _show_judged(body: dict[str, Any], ui: Ui) -> None:
         if not verdict.get("cell_error"):
             del heads["cell_error"]
         named = {"this probe": verdict} | {CONTROLS[one["name"]]: one for one in body["controls"]}
-        # All intervals of four columns don't fit into 80 characters: those of the two scores do.
+        # With four columns, only the intervals of the two scores fit into 80 characters.
         plain = ("val_error", "flip_rate") if len(heads) > 3 else ()
         rows = [
             (name, *("" if not one.get(head) else _shown(one[head], head not in plain) for head in heads))

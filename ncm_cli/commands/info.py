@@ -25,7 +25,7 @@ FAILURES_SHOWN = 10
 CATEGORIES_SHOWN = 8
 
 COMMON = ("rows", "dim", "columns", "encoder", "fingerprint", "failed")
-"""Facts that every format has, null where they don't apply."""
+"""Facts that are given for every format; null if they don't apply."""
 
 
 def run(options: InfoOptions, ui: Ui) -> None:
@@ -150,7 +150,7 @@ def _column(column: Any) -> dict[str, Any]:
 
 def _show_system(ui: Ui) -> None:
     from ncm_cli.images.reading import cores
-    from ncm_cli.recipes.run import versions  # which loads all that recipes can do
+    from ncm_cli.recipes.run import versions  # loads the modules of all steps
 
     known = {"ncm": __version__, **versions()}
     devices = [f"cpu: {platform.machine()}, {cores()} cores"]

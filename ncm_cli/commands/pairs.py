@@ -35,7 +35,7 @@ def show(made: dict[str, Any], ui: Ui) -> None:
     ui.table(["pairs", made["strategy"]], rows)
     ui.text(scree(made["singular_values"], gap=found["gap"]))
     if suspects := found["suspects"]:
-        ui.text("\nLook at these first: the other pairs explain least of their difference.")
+        ui.text("\nLook at these pairs first: the other pairs explain least of their difference.")
         shown = [
             (pair["id_a"], pair["id_b"], pair["residual"], f"{pair['times']:.1f}")
             for pair in suspects[:SUSPECTS_SHOWN]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FAILURES_SHOWN = 10
 CLASSES_SHOWN = 20
 SOME_FAILED = 5
-"""The exit code when the work is done but for some rows."""
+"""The exit code if some rows failed and the others are done."""
 
 
 def run(options: PredictOptions, ui: Ui) -> int | None:

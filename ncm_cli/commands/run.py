@@ -26,7 +26,7 @@ from ncm_cli.solvers.methods import UPWEIGHT
 MISSED = 3
 
 SCREEN, INDENT = 80, "    "
-"""Characters of a line of the list of recipes, and those that its details begin with."""
+"""Most characters in a line of the list of recipes, and the blanks before details."""
 
 
 def run(options: RunOptions, ui: Ui) -> int | None:
@@ -110,7 +110,7 @@ def _show_failures(report: RunReport, ui: Ui) -> None:
     ui.reporter.warn(f"{len(failed)} step{'s' * (len(failed) > 1)} failed: {listing(failed)}")
     if report.stopped:
         stopped = [f"{stopped.step} (after {stopped.because})" for stopped in report.stopped]
-        ui.reporter.warn(f"{len(stopped)} didn't run, since they depend on a failed one: {listing(stopped)}")
+        ui.reporter.warn(f"{len(stopped)} didn't run, since they depend on a failed step: {listing(stopped)}")
     ui.note("correct what failed and run the same command again: finished steps aren't repeated")
 
 
@@ -164,7 +164,7 @@ def _show_rows(recipe: Recipe, rows: list[Summary], ui: Ui) -> None:
 
 
 def _label(row: Summary) -> str:
-    """The step's name; of a sweep, which has many methods, the method's."""
+    """The step's name; for a sweep, which has many methods, the method's name."""
     return row.method if row.swept else row.step
 
 
@@ -176,7 +176,7 @@ def _rule(row: Summary) -> str | None:
 
 
 def _where_files_are(report: RunReport) -> str:
-    """The files of each step; of a matrix the first, the last and their number."""
+    """The files of each step; for a matrix, the first, the last and their number."""
     recipe = report.recipe
     lines = [f"files in {recipe.out}:"]
     steps: dict[str, list[str]] = {}

@@ -50,7 +50,7 @@ def show(body: dict[str, Any], ui: Ui) -> None:
     if skipped := [f"{rule}: {why}" for rule, why in rules.items() if why is not None]:
         ui.prose("Rules that don't apply. " + "; ".join(skipped) + ".")
     if any(row["oracle"] for row in rows):
-        ui.text("ORACLE rules look at the test rows: they say what could be reached, not what one gets.")
+        ui.text("ORACLE rules look at the test rows: they show what could be reached, not what to expect.")
     probes = "" if options["save_probes"] is None else f", and probes in {options['save_probes']}"
     ui.note(f"{body['configurations']:,} configurations; wrote {body['output']}{probes}")
 
@@ -71,7 +71,7 @@ def _show_left_out(body: dict[str, Any], ui: Ui) -> None:
             title=f"test accuracy, rule {HEADINGS.get(rule, rule)}",
         )
     if any(one.oracle for one in found):
-        ui.text("ORACLE rules look at the test rows: they say what could be reached, not what one gets.")
+        ui.text("ORACLE rules look at the test rows: they show what could be reached, not what to expect.")
     for one in body["left_out"].values():
         ui.note(f"wrote {one['output']}")
 

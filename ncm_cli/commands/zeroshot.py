@@ -35,6 +35,6 @@ def show(made: dict[str, Any], ui: Ui) -> None:
         ]
         ui.table(["", "rank", *(COLUMNS[name] for name in columns)], rows, title=f"selection: {made['rule']}")
         ui.prose(verdict_text(made["verdict"]))
-    mixed = f", {made['mix']:g} of it {made['mixed_with']['path']}" if made["mixed_with"] else ""
+    mixed = f", mixed with {made['mixed_with']['path']} (share {made['mix']:g})" if made["mixed_with"] else ""
     ui.note(f"{made['method']}, rank {made['rank']}, {len(words)} classes{mixed}")
     ui.note(f"wrote {made['output']}")

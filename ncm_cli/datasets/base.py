@@ -32,8 +32,8 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """Make the data set to which the class of ``options`` belongs; returns what ``--json`` prints.
 
     An empty folder is replaced, and so is an earlier one of any builder, unless other files were put into it.
-    A builder ``(options, folder, reporter)`` fills a folder; it returns the number of ``rows`` and in
-    ``counts`` a table to show, its title and rows.
+    A builder ``(options, folder, reporter)`` fills a folder; it returns the number of ``rows`` and, in
+    ``counts``, the title and the rows of a table to show.
     """
     check(options)
     name, build = builder_of(options)
@@ -42,7 +42,7 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     for source in filter(None, inputs):
         if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(output)):
             raise UsageError(
-                "the output folder holds what the data set is made of, and would replace it",
+                "the output folder contains the source of the data set, which it would replace",
                 where=output,
                 found=source,
                 fix="another --output",

@@ -71,7 +71,7 @@ def build_folder(options: FolderOptions, folder: Path, reporter: Reporter) -> di
 
 
 def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
-    """The images that a manifest can name; a warning lists the others."""
+    """The images that a manifest can name; warnings list the images that it can't."""
     if not source.is_dir():
         raise InputError("no such folder", where=source, expected="a folder of images")
     images, others = walk_images(source)
@@ -142,7 +142,7 @@ def _shared(
 def _gaps(
     options: FolderOptions, layout: Folders, kept: Mapping[str, Folders], splits: Mapping[str, str]
 ) -> Iterator[str]:
-    """A warning for each split without images of some groups that should have them, and how many it needs.
+    """A warning for each split that lacks images of groups that should have some, and how many these need.
 
     With ``--test``, groups in which all rows are test rows need no others, and each label needs test rows.
     """
@@ -160,7 +160,7 @@ def _gaps(
             beside = "" if split == "test" else " beside its test rows"
             yield (
                 f"no {split} rows of {_sized(lacking)}: with these shares a {' / '.join(layout)} needs "
-                f"{least} images{beside}; --counts gives each any number"
+                f"{least} images{beside}; --counts sets any number for each"
             )
     if options.test is not None and "label" in layout:
         level = layout.index("label")

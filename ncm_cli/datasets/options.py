@@ -32,7 +32,7 @@ def parse_shares(text: str) -> tuple[float, ...]:
     """Shares, one for each training domain, such as ``0.1,0.2``."""
     shares = parse_numbers(text)
     if not all(0 <= share <= 1 for share in shares):
-        raise UsageError("--flips are shares", found=text, expected="numbers from 0 to 1")
+        raise UsageError("--flips takes shares", found=text, expected="numbers from 0 to 1")
     return shares
 
 
@@ -46,7 +46,7 @@ class ColoringOptions:
     holdout_pairs: int = _count(64, help=_HOLDOUT)
     oracle_pairs: int = _count(200, help=_ORACLE)
     wrong_fraction: float = _share(
-        0.0, help="Share of pairs, held-out ones too, whose twin is another digit's."
+        0.0, help="Share of pairs, held-out ones too, whose second member shows another digit."
     )
     label_noise: float = _share(0.25, help="Share of labels flipped.")
     flips: str = option(
@@ -101,10 +101,10 @@ class WaterbirdsCfOptions:
     waterbirds: Path = _source(help="The Waterbirds or Waterbirds-CF folder, with metadata.csv.")
     output: Path = _output(help=_OUTPUT)
     cub: Path | None = _folder(
-        help="CUB: segmentations cut the birds out; with its images folder, birds are taken from there."
+        help="CUB's folder: its segmentations cut the birds out, from its images folder if it has one."
     )
     places: Path | None = _folder(help="Places: the folder with b/bamboo_forest, o/ocean and so on.")
-    seed: int = _count(0, help="Seed of which birds are drawn, and of their backgrounds.")
+    seed: int = _count(0, help="Seed of the choice of birds and of their backgrounds.")
     landbirds: int = option(184, least=0, group="Counterfactuals", help="Landbirds to put on water.")
     waterbirds_count: int = option(56, least=0, group="Counterfactuals", help="Waterbirds to put on land.")
 
@@ -176,9 +176,9 @@ class FolderOptions:
         None,
         metavar="WHERE",
         columns_of="layout",
-        help="These images are the test rows, such as domain=sketch. Without it, a share of each group is.",
+        help="The images that are test rows, such as domain=sketch; without it, a share of each group.",
     )
-    test_fraction: float = option(0.2, least=0, below=1, help="That share.")
+    test_fraction: float = option(0.2, least=0, below=1, help="Share of each group for test, without --test.")
     val_fraction: float = option(
         0.2, least=0, below=1, help="Share of each group's other images for validation."
     )
@@ -261,9 +261,11 @@ class SyntheticOptions:
         separator=LIST,
         help="Standard deviation of the spurious latents in each training domain.",
     )
-    test_scale: float = _model(10.0, above=0, help="The same in the test domain.")
+    test_scale: float = _model(
+        10.0, above=0, help="Standard deviation of the spurious latents in the test domain."
+    )
 
-    rows: int = _size(1000, help="Training rows of each training domain; the oracle has as many.")
+    rows: int = _size(1000, help="Training rows of each training domain; the oracle has as many in all.")
     val_rows: int = _size(250, help="Validation rows of each training domain.")
     test_rows: int = _size(2000, help="Test rows; each has a twin in a training domain.")
     pairs: int = _size(100, help="Pairs to learn from, across two training domains.")
@@ -278,4 +280,4 @@ class SyntheticOptions:
                 expected=f"1 to {self.dim - 1} for --dim {self.dim}",
             )
         if self.test_scale in parse_numbers(self.scales):
-            yield UsageError("--test-scale is a training domain's scale", found=self.test_scale)
+            yield UsageError("--test-scale equals a training domain's scale", found=self.test_scale)

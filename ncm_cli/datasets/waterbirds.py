@@ -75,7 +75,7 @@ BACKGROUNDS = {"land": ("bamboo_forest", "forest/broadleaf"), "water": ("ocean",
 """The categories of Places that stand for each kind."""
 
 MAX_PICTURE_BYTES = 1 << 26
-"""Largest file of any picture."""
+"""Most bytes in the file of a picture."""
 
 MAX_BIRD_PIXELS = 1 << 22
 """Largest picture of a bird; CUB's have at most 500 × 500. Pasting takes a hundred bytes per pixel."""
@@ -134,7 +134,7 @@ def read_metadata(path: Path) -> tuple[list[Bird], bool]:
             raise InputError("a row without an image", where=f"{path}, line {line}")
         if cells["file"] in birds:
             both = f"{path}, lines {birds[cells['file']].line} and {line}"
-            raise InputError(f"the image {cells['file']!r} twice", where=both)
+            raise InputError(f"the image {cells['file']!r} is listed twice", where=both)
         cells["cf"] = "" if cells["cf"].lower() in UNPAIRED else cells["cf"]
         birds[cells["file"]] = Bird(line, **{**cells, "id": cells["id"] or cells["file"]})
     return list(birds.values()), bool(columns["cf"])
@@ -306,7 +306,7 @@ def draw_places(root: Path, kind: str, need: int, used: set[str], rng: np.random
 
 
 def _open(path: Path, mode: str, most: int) -> Image.Image:
-    """A picture as Pillow reads it, not turned; refuses damaged ones and more than ``most`` pixels."""
+    """A picture as stored, without its EXIF rotation; refuses damaged ones and more than ``most`` pixels."""
     try:
         if (size := path.stat().st_size) > MAX_PICTURE_BYTES:
             raise DecodeError(f"{size:,} bytes, over the limit of {MAX_PICTURE_BYTES:,}")

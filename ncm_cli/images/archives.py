@@ -33,7 +33,7 @@ MAX_LINKS = 40
 """Longest chain of links that is followed, as in Linux."""
 
 _IMAGE = "__url__"
-"""WebDataset's name for a sample's address, which is no entry of a sample."""
+"""WebDataset's name for a sample's address, which isn't an entry of a sample."""
 
 _META = re.compile(r"__[^/]*__($|/)")
 
@@ -96,7 +96,7 @@ def read_archives(source: str, names: ColumnNames, tars: Sequence[Path] = ()) ->
     names = replace(names, id_col=ID_COLUMN, path_col=_IMAGE, label_col=label)
     manifest = manifest_of(table, names, files=files)
     if cut:
-        what = f"archives that may have lost something, such as by a copy that was cut: {listing(cut)}"
+        what = f"archives that may be incomplete, such as copies that were cut off: {listing(cut)}"
         manifest = replace(manifest, warnings=(*manifest.warnings, what))
     return manifest
 
@@ -152,7 +152,7 @@ class _Archive:
                 del self._files[name]
                 linked = member.issym() or member.islnk()
                 self.left[
-                    "links to no file in the archive" if linked else "members that are no plain files"
+                    "links to no file in the archive" if linked else "members that aren't plain files"
                 ] += 1
             elif target is not member:
                 self._files[name] = target
@@ -167,7 +167,7 @@ class _Archive:
                 text = data.decode("utf-8")
                 entries = {"cls": text} if suffix == ".cls" else json.loads(text)
                 if not isinstance(entries, dict):
-                    raise ValueError("no object")
+                    raise ValueError("not an object")
                 self._entries[name] = self._flat(entries)
             except (ValueError, RecursionError) as error:
                 self._entries[name] = ValueError(f"{printable(name)}: {one_line(error)}")
@@ -180,7 +180,7 @@ class _Archive:
             if not name.encode() or value is None or value != value:
                 continue
             if isinstance(value, list | dict) or len(text.encode()) > MAX_TEXT_BYTES:
-                self.left[f"entries {one_line(name)[:40]!r}, no text, numbers, true or false"] += 1
+                self.left[f"entries {one_line(name)[:40]!r}, not text, numbers, true or false"] += 1
             else:
                 texts[name] = text
         return texts

@@ -162,7 +162,7 @@ def open_array(path: Path | GivenArray) -> ArraySource:
         opener = _OPENERS.get(require_file(path).suffix.lower())
         if opener is None:
             raise InputError(
-                "an array in a format that isn't known",
+                "an array in an unknown format",
                 where=path,
                 expected=f"one of: {listing(_OPENERS)}",
                 fix="numpy.save(FILE.npy, X)",
@@ -172,7 +172,7 @@ def open_array(path: Path | GivenArray) -> ArraySource:
     shape = matrix.shape
     if len(shape) != 2 or min(shape) < 1 or shape[1] > MAX_DIM:
         expected = f"(rows, dimensions), at least one of each, and at most {MAX_DIM:,} dimensions"
-        raise InputError("an array of another shape", where=path, found=f"shape {shape}", expected=expected)
+        raise InputError("an array of the wrong shape", where=path, found=f"shape {shape}", expected=expected)
     if isinstance(matrix.dtype, np.dtype) and matrix.dtype.kind not in "fiu":
         what = "an array that doesn't hold real numbers"
         raise InputError(what, where=path, found=f"dtype {matrix.dtype}")
@@ -214,7 +214,7 @@ def _only(path: Path, names: list[str]) -> str:
 
 def _npy(path: Path) -> _Rows:
     with path.open("rb") as stream:
-        # What is none would be taken for a pickle, which numpy advises to load all the same.
+        # numpy takes any other file for a pickle, and advises to load it anyway.
         if sniff(stream.read(HEAD_BYTES)) != "npy":
             raise ValueError("content that doesn't begin as .npy files do")
     try:
@@ -252,7 +252,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     readers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
     read = readers.get(form.read_magic(stream))
     if read is None:
-        raise ValueError("an .npy of another version, as of structures")
+        raise ValueError("an .npy of an unsupported version, such as one with structures")
     found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
     return found
 
@@ -294,7 +294,7 @@ def _plain_tensor(tensor: Any, path: Path | GivenArray) -> _Loaded:
     plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
     if not plain or tensor.device.type != "cpu":
         raise InputError(
-            "a tensor that isn't a plain one on the CPU",
+            "not a plain tensor on the CPU",
             where=path,
             found=f"{tensor.dtype}, layout {tensor.layout}, device {tensor.device}",
             fix="save x.dequantize(), x.to_dense() or x.cpu(), with its values",
@@ -302,7 +302,7 @@ def _plain_tensor(tensor: Any, path: Path | GivenArray) -> _Loaded:
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError("a tensor that doesn't hold real numbers", where=path, found=str(tensor.dtype))
     tensor = tensor.detach().resolve_neg()
-    tensor[:1].float().numpy()  # what can't be made float32 is told before anything is written
+    tensor[:1].float().numpy()  # raises, before anything is written, if it can't become float32
     return _Loaded(tensor)
 
 

@@ -27,7 +27,7 @@ def apply(chain: Chain, image: Image.Image, *, seed: int, id: str) -> Image.Imag
     digest = hashlib.sha256(f"{seed}\0{id}".encode("utf-8", "surrogatepass")).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
     for name, amount in chain:
-        if name == BACKGROUND:  # done before, with files beside the picture
+        if name == BACKGROUND:  # done before, since it needs further files
             continue
         image = _TRANSFORMS[name](image, amount or 0.0, rng)
     return image
@@ -62,7 +62,7 @@ def _noise(image: Image.Image, amount: float, rng: Random) -> Image.Image:
 
 
 def _rotate(image: Image.Image, amount: float, rng: Random) -> Image.Image:
-    """Turned about the centre; what comes in at the corners is the picture mirrored at its edges."""
+    """The picture turned about its centre; the corners are filled with it, mirrored at its edges."""
     angle = rng.uniform(-amount, amount)
     width, height = image.size
     reach = math.ceil((math.hypot(width, height) - min(width, height)) / 2) + 1

@@ -1,11 +1,11 @@
 """Pictures whose object stands on another background: ``ncm embed --augment background``.
 
 A mask says what is kept: white is the object, black its background, grey a soft edge. What replaces the
-background is that of another image of the same split, a picture of a folder, grey or noise. Which one is
+background is that of another image of the same split, a picture of a folder, grey or noise. The choice is
 drawn from (seed, id) alone on a ring of hashes, so that adding an image changes the views of few others.
 
-Where the background is another image's, its own object is filled in from what surrounds it: with the object
-left in, the new picture would show two, of which one may be of another label.
+If the background is another image's, that image's object is filled in from its surroundings. Otherwise the
+new picture would show two objects, one of which may have another label.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_COVER_PIXELS = 1 << 24
 """Largest picture that gets another background, or becomes one: pasting takes a hundred bytes a pixel."""
 
 MAX_TRIES = 8
-"""Backgrounds that are tried for a picture before it fails: others may have no usable mask."""
+"""Most backgrounds that are tried for a picture before it fails, since some may have no usable mask."""
 
 GREY = 128
 """The level of a grey background."""
@@ -44,7 +44,7 @@ NOISE_SIDE = 16
 """Colours along each side of a noise background, which is enlarged: finer noise would average to grey."""
 
 HALF = 128
-"""The level of a mask from which on a pixel counts as the object's."""
+"""The least level of a mask at which a pixel counts as the object's."""
 
 MAX_TINT = 32
 """Largest difference of a grey pixel's three channels, for masks that went through JPEG."""
@@ -54,7 +54,7 @@ EDGE_SHARE = 0.01
 edge are a mixture of it and the background."""
 
 MAX_MIXED = 0.02
-"""The object's share of a pixel from which on its colour tells nothing of the background."""
+"""The object's share of a pixel from which its colour isn't used to estimate the background."""
 
 Decode = Callable[[bytes], Image.Image]
 
@@ -73,7 +73,7 @@ class Beside:
 
     @classmethod
     def of(cls, text: str) -> Beside | None:
-        """From the text in a store; None if it is none."""
+        """The record in a store's text; None if the text isn't a record."""
         try:
             found = parse_json(text)
             pairs = tuple((str(path), str(mask)) for path, mask in found["backgrounds"])
@@ -83,7 +83,7 @@ class Beside:
 
     @property
     def text(self) -> str:
-        """As a store keeps it."""
+        """The record as a store keeps it."""
         return canonical_json(vars(self))
 
     @property
@@ -114,7 +114,7 @@ class _Bytes(dict[str, bytes]):
 def _digest(contents: _Bytes, path: str) -> str:
     try:
         return hashlib.sha256(contents[path]).hexdigest()
-    except DecodeError as error:  # of a background that was tried and left
+    except DecodeError as error:  # of a background that was tried and rejected
         return error.reason
 
 
@@ -132,7 +132,7 @@ class Ring:
         return cls([at for at, _ in placed], [id for _, id in placed])
 
     def after(self, seed: int, id: str) -> Iterator[str]:
-        """The ids from a place that ``id`` is drawn, at most `MAX_TRIES`, without itself."""
+        """At most `MAX_TRIES` ids, without ``id``, from the place on the ring that is drawn for ``id``."""
         start = bisect.bisect(self.hashes, _hash(seed, f"view of\0{id}"))
         walk = (self.ids[(start + step) % len(self.ids)] for step in range(len(self.ids)))
         others = (other for other in walk if other != id)
@@ -146,7 +146,7 @@ def _hash(seed: int, text: str) -> bytes:
 
 @dataclass(frozen=True)
 class Backgrounds:
-    """What a run of ``ncm embed`` replaces backgrounds by. Reader processes have a copy."""
+    """What replaces the backgrounds in a run of ``ncm embed``. Reader processes have a copy."""
 
     fill: str
     seed: int
@@ -155,7 +155,7 @@ class Backgrounds:
     masks: dict[str, str]
     """The mask of each id that has one."""
     rings: dict[str, Ring] = field(default_factory=dict)
-    """The backgrounds for the images of each split; under "" for all, from a folder."""
+    """The backgrounds for the images of each split; those of a folder, for all images, are under ""."""
     files: dict[str, str] = field(default_factory=dict)
     """The file of each background on a ring."""
     split_of: dict[str, str] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class Backgrounds:
         ]
 
     def replaced(self, image: Image.Image, id: str, decode: Decode) -> tuple[Image.Image, str]:
-        """The picture on another background, and the text of what it was made of (`Beside`).
+        """The picture on another background, and the record of what it was made of (`Beside`) as text.
 
         Raises `DecodeError` for a mask that is missing, empty, full or of another shape, a picture that is
         too large, and where no background can be used.
@@ -211,7 +211,7 @@ class Backgrounds:
 
 
 def again(image: Image.Image, id: str, text: str, view: Mapping[str, Any], decode: Decode) -> Image.Image:
-    """A view as it was made, by the record in its store; raises `DecodeError` where its files are gone."""
+    """A view as it was made, by the record in its store; raises `DecodeError` if files are missing."""
     beside, contents = Beside.of(text), _Bytes()
     if beside is None:
         raise DecodeError("the store doesn't say what it was made of")
@@ -262,7 +262,7 @@ FOLDER, PLAIN = "folder", ("grey", "noise")
 def read_backgrounds(options: EmbedOptions, manifest: Manifest) -> tuple[Backgrounds | None, list[str]]:
     """What the options say of backgrounds, with notes; None without ``--augment background``.
 
-    Raises `InputError` for a folder of masks that has none of the images', and `UsageError` for images that
+    Raises `InputError` if the folder of masks has none for these images, and `UsageError` for images that
     aren't local files.
     """
     if BACKGROUND not in dict(parse_augment(options.augment)):
@@ -370,7 +370,7 @@ def read_mask(
     if mask.size != size:
         mask = mask.resize(
             size, Image.Resampling.BILINEAR
-        )  # it overshoots no edge, and averages when it reduces
+        )  # it doesn't overshoot at edges, and averages when it reduces
     return np.asarray(mask) / 255
 
 
@@ -387,7 +387,7 @@ def cover(
         larger = (max(width, int(place.width * enlarge)), max(height, int(place.height * enlarge)))
         if larger[0] * larger[1] > MAX_COVER_PIXELS:
             raise InputError(
-                "a place too narrow to fill the bird's picture",
+                "a background too narrow to fill the picture",
                 found=f"{place.width} × {place.height}",
                 expected=f"sides of a shape like {width} × {height}",
             )
@@ -416,8 +416,8 @@ def paste(front: Image.Image, mask: npt.NDArray[np.float64], place: Image.Image)
 def own_colours(image: Image.Image, share: npt.NDArray[np.float64]) -> Image.Image:
     """The picture with the object's own colours at its soft edges; ``share`` (h, w) is the object's.
 
-    There a pixel is share · object + (1 − share) · background. The background is what `without_object`
-    estimates; pasted as it is, the old one would remain as a seam.
+    There a pixel is share · object + (1 − share) · background. `without_object` estimates the background. If
+    the picture were pasted unchanged, the old background would remain as a seam.
     """
     edge = (share > 0) & (share < 1)
     if not edge.any():

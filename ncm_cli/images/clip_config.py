@@ -1,8 +1,8 @@
-"""Reads open_clip configurations from files, and refuses what they may not ask for.
+"""Reads open_clip configurations from files, and refuses those that ask for what they may not.
 
-It may name no other model or tokenizer to fetch, no file to read and no code to run, and no network that the
-weights beside it can't fill. What is built of it is told by a network on torch's ``meta`` device, which takes
-no memory.
+A configuration may name no other model or tokenizer to fetch, no file to read, no code to run, and no network
+that the weights beside it can't fill. The size of the network is counted on torch's ``meta`` device, which
+takes no memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_RANDOM_NUMBERS = 1 << 32
 
 _MAX_CONFIG_BYTES = 16 << 20
 
-_TOO_LARGE = "a configuration of a network larger than any that these weights could be of"
+_TOO_LARGE = "a configuration whose network is too large"
 
 
 def read_clip_config(path: Path, *, hub: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -62,7 +62,7 @@ def read_config_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     for name in needed[1:]:
         if not isinstance(config[name], dict):
-            raise InputError(f"an open_clip configuration whose {name} is no object", where=path)
+            raise InputError(f"an open_clip configuration whose {name} isn't an object", where=path)
     for name, tower in config.items():
         layers = tower.get("layers") if isinstance(tower, dict) else None
         counts = layers if isinstance(layers, list) else [layers]
@@ -103,7 +103,7 @@ def _refuse_references(config: dict[str, Any], path: Path, hub: bool) -> None:
     options = text.get("tokenizer_kwargs", {})
     if strange := sorted(set(options) - _TOKENIZER_OPTIONS) if isinstance(options, dict) else [options]:
         raise InputError(
-            "an open_clip configuration with options that a tokenizer isn't given",
+            "an open_clip configuration with options that a tokenizer may not have",
             where=path,
             found=f"tokenizer_kwargs {listing(strange)}",
             expected=listing(sorted(_TOKENIZER_OPTIONS)),
@@ -141,10 +141,10 @@ def require_fitting(build: Callable[[], Any], where: object, checkpoint: Path | 
 
 
 def require_side(size: tuple[int, int], where: object) -> None:
-    """Refuse pictures of a side that no network has."""
+    """Refuse a size of pictures that no network takes."""
     if not 1 <= min(size) <= max(size) <= MAX_SIDE:
         found, expected = f"{size[0]} × {size[1]}", f"sides of 1 to {MAX_SIDE}"
-        raise InputError("pictures of a size that can't be", where=where, found=found, expected=expected)
+        raise InputError("pictures of an impossible size", where=where, found=found, expected=expected)
 
 
 @contextlib.contextmanager
@@ -156,4 +156,4 @@ def settings_of(path: object) -> Iterator[None]:
         raise
     except Exception as error:  # open_clip checks none of them
         found = f"{type(error).__name__}: {error}"
-        raise InputError("settings of the preprocessing that can't be", where=path, found=found) from error
+        raise InputError("preprocessing settings that can't be used", where=path, found=found) from error

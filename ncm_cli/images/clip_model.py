@@ -2,7 +2,7 @@
 
 ``--model`` is one of open_clip's names, ``hf-hub:ORG/REPO``, ``local-dir:FOLDER`` (with
 ``open_clip_config.json`` and a checkpoint) or the path of a configuration, ``MODEL.json``, in open_clip's
-``model_cfg`` layout or its model files'.
+``model_cfg`` layout or in that of its model files.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
         require_side((height, width), request.model)
         transform(Image.new("RGB", (8, 8)))
         if source.preprocess and (height, width) != to_2tuple(getattr(model.visual, "image_size", None)):
-            with torch.inference_mode():  # a network of one size only raises
+            with torch.inference_mode():  # raises if the network takes one size only
                 model.eval().encode_image(torch.zeros(1, 3, height, width))
     warn_on_preprocess(source, model.visual.preprocess_cfg, reporter)
     return LoadedModel(
@@ -315,8 +315,8 @@ def warn_on_activation(tower: torch.nn.Module, source: ClipSource, reporter: Rep
             f"QuickGELU mismatch: the model {name} uses {names[quick]}, but the weights were trained with "
             f"{names[trained]} ({evidence}): features will be wrong. {advice[0].upper()}{advice[1:]}"
         )
-    # Nothing rules the other one out where the configuration leaves it unsaid, and open_clip either registers
-    # the architecture under both or doesn't know it at all.
+    # The other activation is possible if the configuration states none, and open_clip either registers the
+    # architecture with both or doesn't know it.
     config = source.config or open_clip.get_model_config(name) or {}
     shipped = Path(open_clip.__file__).parent / "model_configs" / f"{name}.json"
     likely = f"{name}-quickgelu" in open_clip.list_models() or not shipped.is_file()
@@ -361,7 +361,7 @@ def warn_on_preprocess(source: ClipSource, used: dict[str, Any], reporter: Repor
         return
     names = ("mean", "std", "interpolation", "resize_mode")
     tags = [get_pretrained_cfg(source.name, tag) for tag in list_pretrained_tags_by_model(source.name)]
-    # As lists, since tuples and lists of the same numbers are one.
+    # Compared as lists, since some are tuples of the same numbers.
     differ = [name for name in names if tags and all(list(tag[name]) != list(used[name]) for tag in tags)]
     if differ:
         reporter.warn(

@@ -81,7 +81,7 @@ def _saved(folder: Path) -> list[_Part]:
 
 
 def _names(path: Path, names_of: Any) -> list[str]:
-    """Names of files or folders beside a JSON file, which nothing else may be named by."""
+    """The names of files or folders that a JSON file lists; they must lie beside it."""
     body = read_json(path)
     try:
         found = names_of(body)
@@ -121,8 +121,8 @@ def read_dataset(
 ) -> Manifest:
     """The rows of a data set's files; ids are ``SPLIT/NUMBER`` unless a column has them.
 
-    Classes have their names. The splits are the column ``split`` unless the table has one. A row without a
-    picture is left out. ``with_files`` looks for pictures; without it only the text is read.
+    Classes are given by name. The files' splits are the column ``split``, unless the table has one. A row
+    without a picture is left out. ``with_files`` looks for pictures; without it only the text is read.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def read_dataset(
     asked = {names.label_col, names.split_col, *names.numeric}
     texts, left = _without_long(texts, asked)
     left += [name for file in files[:1] for name in file.left if name != column]
-    notes += [f"columns that are no short text are left out: {listing(map(repr, left))}"] if left else []
+    notes += [f"columns that aren't short text are left out: {listing(map(repr, left))}"] if left else []
     if names.id_col is not None and names.id_col not in texts:
         raise unknown("column", names.id_col, texts, where=source)
     id_col = names.id_col or next((name for name in KNOWN_IDS if _unique(texts.get(name))), None)
@@ -244,13 +244,12 @@ def _picture_column(files: Sequence[_DataFile], asked: str | None, source: Path)
         "no column of pictures",
         where=source,
         found=f"columns {listing(first.file.names)}",
-        expected="a column of pictures, as bytes, or a column of paths named 'path' in a table that is named "
-        "itself",
+        expected="a column of pictures, as bytes, or, if SOURCE is a file, a column of paths named 'path'",
     )
 
 
 def _looks_right(file: _DataFile, name: str) -> bool:
-    """Whether the first value of a column that isn't null is a picture."""
+    """Whether a column's first value that isn't null is a picture."""
     for batch in file.file.batches([name], size=16):
         with readable(file.part.path, "data set"):
             for value in batch.column(0).to_pylist():

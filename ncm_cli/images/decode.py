@@ -125,7 +125,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
                 raise DecodeError(f"file of {size:,} bytes, over the limit of {MAX_BYTES:,}")
             data: bytes | None = stream.read()
             if data is None:  # a file of the kernel (such as in /proc) that has no data yet
-                raise DecodeError("no regular file")
+                raise DecodeError("not a regular file")
             return data
     except FileNotFoundError:
         raise DecodeError("no such file") from None
@@ -142,7 +142,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def _describe_foreign(data: bytes, kind: str | None) -> str:
-    """One line that says what a file is that can't be decoded."""
+    """What a file that can't be decoded is, in one line."""
     if not data:
         return "the file is empty (0 bytes)"
     if not data.strip(b"\0"):
@@ -161,7 +161,7 @@ def _pillow_errors(kind: str) -> Iterator[None]:
     """Turn whatever a Pillow plugin raises on a damaged file into a `DecodeError`.
 
     Plugins raise OSError, SyntaxError, ValueError, EOFError, struct.error, OverflowError, IndexError and
-    more on hostile bytes, so every `Exception` is caught; only calls of plugins stand inside.
+    more on hostile bytes, so every `Exception` is caught; the block holds only calls of plugins.
     """
     try:
         yield

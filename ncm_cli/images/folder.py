@@ -49,7 +49,7 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, names: ColumnNames
         levels = {path.count("/") for path in images}
         if len(levels) == 1 and min(levels) > 1:  # folders in folders mean something
             raise InputError(
-                "what the folders mean must be said",
+                "the meaning of the folders isn't given",
                 where=folder,
                 found=f"images by the number of folders they lie in: {_depths(images)}",
                 fix=_SAY_LAYOUT,

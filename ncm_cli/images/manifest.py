@@ -91,7 +91,7 @@ class Manifest:
     ``files``, in the same order and without digests, is None if the features come from an array. ``text`` has
     a list for each column, in which missing values are "". ``numeric`` names the columns that hold numbers.
     ``notes`` say which columns were chosen, ``warnings`` what is probably a mistake in the table or in names
-    of folders. ``numbered`` says that the ids are the rows' numbers, which name nothing in another table.
+    of folders. ``numbered`` says that the ids are row numbers, which mean nothing in another table.
     """
 
     source: Path
@@ -110,7 +110,7 @@ class Manifest:
 
     @property
     def row_numbers_of(self) -> str | None:
-        """The digest of the table whose rows' numbers are the ids; None for ids of a column."""
+        """The digest of the table whose row numbers are the ids; None if a column has the ids."""
         return digest_of([len(self), self.text]) if self.numbered else None
 
     def kept(self, rows: Sequence[int]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Manifest:
 
 
 ID_COLUMN = "__key__"
-"""The id column of folders and archives: WebDataset's name, which is no entry of a sample."""
+"""The id column of folders and archives: WebDataset's name, which isn't an entry of a sample."""
 
 
 class NamedRows(Table):
@@ -355,8 +355,8 @@ def alike_categories(
         groups = [told_apart(group) for group in same.values() if len(group) > 1]
         if groups:
             warnings.append(
-                f"values of column {name!r} that differ only in case, blanks or Unicode form are categories "
-                f"of their own: {listing(groups)}; write them alike if they are one"
+                f"values of column {name!r} that differ only in case, blanks or Unicode form are different "
+                f"categories: {listing(groups)}; write them alike if they are the same"
             )
     return tuple(warnings)
 
@@ -383,7 +383,7 @@ def find_files(
     Raises
     ------
     InputError
-        Some paths are blank, missing, folders or no regular files (all are listed).
+        Some paths are blank, missing, folders or not regular files (all are listed).
     """
     found: list[FileFacts] = []
     problems: list[str] = []
@@ -403,7 +403,7 @@ def find_files(
                 found.append((candidate, status.st_size, status.st_mtime_ns))
                 reason = ""
                 break
-            reason = "is a folder" if stat.S_ISDIR(status.st_mode) else "is no regular file"
+            reason = "is a folder" if stat.S_ISDIR(status.st_mode) else "isn't a regular file"
         problems += [f"{row_name(i)}: {path!r} {reason}"] if reason else []
     if problems:
         more = [f"and {len(problems) - MAX_SHOWN_FILES} more"] if len(problems) > MAX_SHOWN_FILES else []

@@ -24,9 +24,9 @@ class LoadedModel:
     """A model with its weights, as its library makes it, and the ``facts`` for its description.
 
     ``encode`` maps (B, 3, H, W) float32 to (B, dim), with (H, W) the ``size``; ``transform`` is the model's
-    own published preprocessing, to (3, H, W) float32. ``shortest`` is the side that it gives a picture's
-    shorter edge, or None where it can't enlarge much. ``tokenizer`` makes what turns texts into tokens of
-    the text tower, and ``lacks`` names that tower's tensors that the weights don't have.
+    own published preprocessing, to (3, H, W) float32. ``shortest`` is the length to which it scales the
+    shorter edge of a picture, or None if it can't enlarge much. ``tokenizer`` makes the text tower's
+    tokenizer, and ``lacks`` names the tensors of that tower that the weights don't have.
     """
 
     module: torch.nn.Module

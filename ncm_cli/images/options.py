@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Augmentation(NamedTuple):
-    """The meaning, default and range of an augmentation's amount (None: takes none)."""
+    """The meaning, default and range of an augmentation's amount; it takes none if ``default`` is None."""
 
     summary: str
     default: float | None = None
@@ -55,7 +55,7 @@ BACKGROUND = "background"
 """The augmentation that needs masks: `ncm_cli.images.background`."""
 
 FILLS = ("images", "grey", "noise")
-"""What replaces a background, where no folder does."""
+"""What replaces a background, if no folder is given."""
 
 Chain = tuple[tuple[str, float | None], ...]
 """Augmentations by name, each with its amount, in the order in which they are applied."""
@@ -236,7 +236,7 @@ class SourceOptions:
 
 
 class SourceChoice(Protocol):
-    """`SourceOptions` with two more that not all of these commands have: numeric columns, and an array."""
+    """`SourceOptions` and two more options, which only some commands have: ``numeric``, ``from_array``."""
 
     @property
     def source(self) -> Path: ...
@@ -289,7 +289,7 @@ class EmbedOptions(SourceOptions):
     )
     decode: str = _encoder(
         "exact",
-        help="fast reads large JPEG files at a reduced size: other features, of cosine above .999.",
+        help="fast reads large JPEG files at a reduced size, which changes features (cosine above .999).",
         choices=("exact", "fast"),
     )
     augment: str | None = _encoder(
@@ -300,15 +300,15 @@ class EmbedOptions(SourceOptions):
         parse=parse_augment,
     )
     masks: Path | None = _view(
-        None, help="Folder of a PNG mask for each id: white is the object.", role="input", metavar="DIR"
+        None, help="Folder with a PNG mask for each id; white is the object.", role="input", metavar="DIR"
     )
     backgrounds: Path | None = _view(
         None, help="Folder of pictures that replace the background.", role="input", metavar="DIR"
     )
     fill: str = _view(
         "images",
-        help="What replaces it without --backgrounds: the background of another image of the split, grey or "
-        "noise.",
+        help="What replaces the background without --backgrounds: that of another image of the split, "
+        "grey or noise.",
         choices=FILLS,
     )
     seed: int = _encoder(0, least=0, help="Seed of the augmentation and of random weights.")
@@ -322,7 +322,7 @@ class EmbedOptions(SourceOptions):
     )
     shard: str | None = _run(
         None,
-        help="Make part I of N alone, from 0/N on: for job arrays. The last to end joins all parts.",
+        help="Make only part I of N, counted from 0, for job arrays. The last part to end joins all.",
         metavar="I/N",
         parse=parse_shard,
     )
@@ -336,7 +336,7 @@ class EmbedOptions(SourceOptions):
     cpus: int | None = _run(
         None,
         least=1,
-        help="Cores for each encoder of a cluster that is on the CPU (4, or all of a smaller node).",
+        help="Cores for each encoder that runs on a cluster's CPUs (4, or all of a smaller node).",
     )
     max_failures: int = _run(0, least=0, help="Images that may fail before the exit code is 5.")
     reuse: Path | None = _run(
@@ -350,7 +350,9 @@ class EmbedOptions(SourceOptions):
         role="input",
         held="array",
     )
-    encoder_name: str | None = _array(None, help="What made them; stores of one name may be used together.")
+    encoder_name: str | None = _array(
+        None, help="What made them; stores with the same name may be used together."
+    )
 
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
@@ -381,7 +383,7 @@ class EmbedOptions(SourceOptions):
             yield UsageError("--cluster and --shard both share out the work", fix="leave out one of them")
         elif self.device.startswith("cuda:"):
             yield UsageError(
-                "which GPU an encoder has is the cluster's to say",
+                "the cluster chooses which GPU an encoder has",
                 found=f"--device {self.device}",
                 fix="--device cuda",
             )
@@ -397,7 +399,7 @@ class EmbedOptions(SourceOptions):
             yield UsageError(f"--augment {BACKGROUND} needs masks", fix="--masks DIR, with a PNG for each id")
         elif BACKGROUND in names[1:]:
             yield UsageError(
-                f"{BACKGROUND} comes first: masks are of the pictures as they are",
+                f"{BACKGROUND} comes first, since masks fit the unchanged pictures",
                 found=f"--augment {self.augment}",
             )
         elif self.backgrounds is not None and self.fill != FILLS[0]:
@@ -409,7 +411,7 @@ OPENAI_TEMPLATES = "openai"
 
 
 def parse_prompt(text: str) -> str:
-    """A text whose only braces are ``{}`` or ``{class}``, or the name of a file of them, or ``openai``."""
+    """A text whose only braces are ``{}`` or ``{class}``, a file of such texts, or ``openai``."""
     left = text.replace("{class}", "").replace("{}", "")
     if not text.strip() or "{" in left or "}" in left:
         raise UsageError(
@@ -447,14 +449,14 @@ class TextOptions:
     """Options of commands that turn prompts into features."""
 
     classes: str | None = _text(
-        help="Classes in order, and their words in prompts where those aren't the names: cat,dog or "
-        "0=cat,1=dog; without it, those of the store's label. _ in a name becomes a blank.",
+        help="Classes in order, with their words in prompts if these aren't the names: cat,dog or "
+        "0=cat,1=dog; without it, the classes of the store's label. _ in a name becomes a blank.",
         metavar="CLASSES",
         parse=parse_classes,
         separator=LIST,
     )
     class_map: Path | None = _text(
-        help="The same as a table with the columns class and, where words aren't the names, text.",
+        help="Table of the classes, with the columns class and, if words aren't the names, text.",
         role="input",
         metavar="FILE",
     )
@@ -469,4 +471,4 @@ class TextOptions:
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
         if self.classes and self.class_map:
-            yield UsageError("--classes and --class-map say the same", fix="give one of them")
+            yield UsageError("--classes and --class-map both name the classes", fix="give one of them")

@@ -72,7 +72,7 @@ class _Reader:
         """The first row of what is left in ``_rest``."""
 
     def value(self, row: int) -> Any:
-        """The value of a row; IndexError-free: `InputError` if the file has fewer rows."""
+        """The value of a row; `InputError` if the file has fewer rows."""
         with self._lock:
             while True:
                 for start, values in self._kept:

@@ -1,7 +1,7 @@
-"""Folders as clip-retrieval and img2dataset leave them.
+"""Reads folders as clip-retrieval and img2dataset write them.
 
 clip-retrieval writes ``img_emb/img_emb_0.npy``, ``text_emb/text_emb_0.npy`` and
-``metadata/metadata_0.parquet``, whose rows go together file by file. img2dataset writes ``00000.tar``, or
+``metadata/metadata_0.parquet``, whose rows correspond file by file. img2dataset writes ``00000.tar``, or
 ``00000.parquet`` with the pictures in it, or a folder ``00000`` of pictures; beside the first and the last,
 ``00000.parquet`` with a row for each address, whether it was downloaded or not.
 """
@@ -44,7 +44,7 @@ def shards_of(folder: Path, suffix: str) -> dict[int, Path]:
         if (number := _NUMBER.fullmatch(path.stem)) is None or path.name.startswith("."):
             continue
         if (other := found.setdefault(int(number[1]), path)) != path:
-            raise InputError("two files of one number", where=folder, found=f"{other.name}, {path.name}")
+            raise InputError("two files with one number", where=folder, found=f"{other.name}, {path.name}")
     return dict(sorted(found.items()))
 
 
@@ -56,7 +56,7 @@ def embeddings_of(source: Path) -> Path | None:
 
 
 def array_files(folder: Path) -> tuple[Path, ...]:
-    """The arrays of a folder in the order of their numbers; of clip-retrieval's output those of images."""
+    """The arrays of a folder in the order of their numbers; for clip-retrieval's output, those of images."""
     folder = embeddings_of(folder) or folder
     if files := tuple(shards_of(folder, ".npy").values()):
         return files
@@ -79,7 +79,7 @@ def read_embeddings(source: Path, arrays: Path | GivenArray, names: ColumnNames)
     Raises
     ------
     InputError
-        Arrays and metadata don't go together file by file.
+        Arrays and metadata don't correspond file by file.
     """
     folder = source / METADATA if (source / METADATA).is_dir() else source
     tables = shards_of(folder, ".parquet")
@@ -87,13 +87,13 @@ def read_embeddings(source: Path, arrays: Path | GivenArray, names: ColumnNames)
     features = {_number_of(path): path for path in array_files(Path(str(arrays)))} if by_file else {}
     if by_file and (alone := tables.keys() ^ features.keys()):
         paths = [str((tables.get(number) or features[number]).name) for number in sorted(alone)]
-        fix = "copy the missing files, or make them again: rows go together file by file"
+        fix = "copy the missing files, or make them again: rows correspond file by file"
         raise InputError("arrays and metadata of other files", where=source, found=listing(paths), fix=fix)
     files = {number: ColumnFile(path, "metadata") for number, path in tables.items()}
     for number, path in features.items():
         if (rows := open_array(path).rows) != files[number].rows:
             raise InputError(
-                "an array and its metadata have other numbers of rows",
+                "an array and its metadata have different numbers of rows",
                 where=path,
                 found=f"{rows:,} rows in it, {files[number].rows:,} in {files[number].path.name}",
                 expected="one row of metadata for each row of features, in the same order",
@@ -118,7 +118,8 @@ def _number_of(path: Path) -> int:
 def joined_texts(files: Sequence[ColumnFile], names: ColumnNames) -> tuple[dict[str, list[str]], list[str]]:
     """The columns of text of several files, blank where a file has none; and a note on what is left out.
 
-    Left out are columns that are no text, and those with a text too long for a store that no option names.
+    Columns that aren't text are left out, and so are those with a text too long for a store, unless an option
+    names them.
     """
     texts: dict[str, list[str]] = {}
     left: dict[str, None] = {}
@@ -142,7 +143,7 @@ def joined_texts(files: Sequence[ColumnFile], names: ColumnNames) -> tuple[dict[
     order = [name for file in files for name in without_saved_index(file.names)]
     ordered = {name.strip(): texts[name.strip()] for name in dict.fromkeys(order) if name.strip() in texts}
     return ordered, [
-        f"columns that are no short text are left out: {listing(map(repr, left))}"
+        f"columns that aren't short text are left out: {listing(map(repr, left))}"
     ] if left else []
 
 
@@ -173,7 +174,7 @@ def read_downloads(source: Path, tables: Sequence[Path], names: ColumnNames) -> 
     if strange := images.keys() - set(ids):
         found = listing(sorted(map(printable, strange)))
         fix = "let img2dataset end its work, or move these pictures away"
-        raise InputError("pictures that no table of downloads has", where=source, found=found, fix=fix)
+        raise InputError("pictures that aren't in any table of downloads", where=source, found=found, fix=fix)
     values = {name: [column[row] for row in kept] for name, column in texts.items()}
     values[ID_COLUMN] = [ids[row] for row in kept]
     table = NamedRows(source, tuple(values), values, range(len(kept)), "/", tuple(notes))

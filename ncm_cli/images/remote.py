@@ -206,7 +206,7 @@ def log_long_wait(path: str) -> Iterator[None]:
     def say() -> None:
         if time.monotonic() >= _next_notice.get(server, 0.0):
             _next_notice[server] = time.monotonic() + MAX_ANSWER_SECONDS
-            _log.warning("waiting for %s: no end after %.0f s", path, NOTICE_SECONDS)
+            _log.warning("still waiting for %s after %.0f s", path, NOTICE_SECONDS)
 
     timer = threading.Timer(NOTICE_SECONDS, say)
     timer.daemon = True

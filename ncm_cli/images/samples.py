@@ -1,4 +1,4 @@
-"""Conversion of samples of any mode and depth to 8-bit RGB, and the errors of files that are no pictures."""
+"""Conversion of samples of any mode and depth to 8-bit RGB, and the errors of files that aren't pictures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DecodeError(Exception):
 
 
 class UndeclaredRangeError(DecodeError):
-    """Nobody states which samples are black and white; ``span`` is the least and greatest sample."""
+    """Neither file nor user states which samples are black and white; ``span`` is the least and greatest."""
 
     def __init__(self, what: str, low: float, high: float) -> None:
         self.span = (low, high)
@@ -46,10 +46,10 @@ class UndeclaredRangeError(DecodeError):
 
 
 def range_advice(low: float, high: float) -> str:
-    """The option for samples ``low`` to ``high``: a natural range of which they use a good part, or this.
+    """The option for samples ``low`` to ``high``: the first natural range of which they use over half.
 
-    More than half is a good part: samples of 15 bits, as those of signed types from 0, are not taken for 16.
-    A millionth beyond it is a rounding.
+    If there is none, the option has their own range. So 15-bit samples, as those of signed types from 0,
+    aren't taken for 16-bit ones. A millionth beyond a range counts as rounding.
     """
     for least, most in _NATURAL:
         width = most - least
@@ -73,8 +73,8 @@ _NO_WARNING = ("ignore", None, Warning, re.compile("PIL"), 0)
 def open_as(kind: str, data: bytes) -> Any:
     """The file opened by the plugin of its format, pixels not decoded yet.
 
-    What Pillow thinks of odd metadata is nobody's concern here: it warns of that, and logs it to the console
-    where an application has set up no logging.
+    Pillow's remarks on odd metadata are suppressed: its warnings, and its log messages, which would go to the
+    console if the application has set up no logging.
     """
     logging.getLogger("PIL").addHandler(NO_LOG)
     if _NO_WARNING not in warnings.filters:  # adding it again would show other warnings again

@@ -20,7 +20,7 @@ from ncm_cli.store.journal import (
 )
 
 MAX_WAIT_SECONDS = 60.0
-"""Longest wait of a starting shard for other starting shards, and for one that writes the store."""
+"""Longest time that a starting shard waits for other starting shards, or for one that writes the store."""
 
 
 class ShardLog:
@@ -48,7 +48,7 @@ class ShardLog:
                         refuse_busy_parts(self.output, part)
                 except BusyError as error:
                     raise MismatchError(
-                        "shards of one output with different rows, batches or numbers",
+                        "shards of one output with different rows, batches or N",
                         where=self.output,
                         found=f"shard {part.replace('-of-', '/')} is at work: {error.found}",
                         fix="the same manifest, --batch-size, --dtype, device and N for all of them",

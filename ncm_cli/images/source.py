@@ -41,7 +41,7 @@ def read_source(options: SourceChoice) -> Manifest:
         return read
     if not (is_remote(text) or source.is_dir()):
         if options.layout is not None:
-            raise UsageError("--layout is for folders", found=f"{text} is no folder")
+            raise UsageError("--layout is for folders", found=f"{text} isn't a folder")
         return read_manifest(source, names, root=options.root, with_files=with_files)
     if not with_files:
         fix = "write a CSV with the ids and labels in the order of the array's rows"
@@ -66,7 +66,7 @@ def _special(options: SourceChoice, names: ColumnNames) -> Manifest | None:
 
 
 def is_made_elsewhere(source: Path) -> bool:
-    """Whether a folder holds what another tool wrote, of which more than the pictures counts."""
+    """Whether a folder holds another tool's output, in which more than the pictures matters."""
     return source.is_dir() and bool(peers.embeddings_of(source) or _reader_of(source, ColumnNames()))
 
 

@@ -61,7 +61,7 @@ class TextTower:
         return np.concatenate(tokens)
 
     def encode(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """float32 (n, d): ``encode_text`` of the tokens, with rows of unit length if the store's have it.
+        """float32 (n, d): ``encode_text`` of the tokens, with rows of unit length if the store's have that.
 
         Computed in fp32, whatever the precision of the store's features.
         """
@@ -90,7 +90,7 @@ def require_apart(what: str, names: Sequence[str], tokens: NDArray[np.int64], wh
                 f"{what} that the model can't tell apart: it reads the same tokens for both",
                 where=where,
                 found=f"{other!r} and {name!r}",
-                expected="a difference in more than case, blanks and HTML's signs, among the first "
+                expected="a difference in more than case, blanks and HTML entities, among the first "
                 f"{tokens.shape[1]} tokens",
                 fix="other words, or a shorter prompt",
             )

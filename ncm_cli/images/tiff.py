@@ -68,7 +68,7 @@ def decode_tiff(data: bytes, span: Span | None) -> Image.Image:
     if page is not None:
         image = _scaled_rgb(_samples(page), tags, bits, full, wanted)
     else:
-        opened.info.pop("xmp", None)  # load() turns the image, without a tag by XMP's orientation
+        opened.info.pop("xmp", None)  # otherwise load() turns an untagged image by XMP's orientation
         opened.load()
         if deep and opened.mode not in _COLOURS:
             image = _scaled_rgb(_pillow_samples(opened, kinds), tags, bits, full, wanted)

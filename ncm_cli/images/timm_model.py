@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 def load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
-    """A model without its classifier, with timm's own evaluation transform; of `ncm finetune`'s checkpoints
-    the classifier is the layer to the representation."""
+    """A model without its classifier, with timm's own evaluation transform.
+
+    In checkpoints of `ncm finetune`, the classifier is the layer that gives the representation; it is kept.
+    """
     import timm
     from timm.data import create_transform, resolve_data_config
 

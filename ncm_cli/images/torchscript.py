@@ -32,7 +32,7 @@ _STORAGES = {
 """The dtype of each of torch's names for a storage."""
 
 _OPCODES = b"\x80.(c\x81RQqrhjN\x88\x89JKM\x8aGXt\x85\x86\x87)]ae}su"
-"""The pickle opcodes that TorchScript's writer uses, beside BUILD: with none can a few bytes fill memory."""
+"""The pickle opcodes that TorchScript's writer uses, besides BUILD: none lets a few bytes fill memory."""
 
 _MAX_MODULES = 100_000
 
@@ -44,7 +44,7 @@ class _Module(dict[str, Any]):
 class _Reader(pickle._Unpickler):
     """Reads ``data.pkl``; `pickle.UnpicklingError` for all but tensors, modules and plain values.
 
-    Python's own reader and not that in C, whose memory a few bytes can fill.
+    It is based on Python's own unpickler, since a few bytes can make the one in C fill memory.
     """
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ncm_cli.images.request import EncoderRequest
 
 _ALWAYS_ALLOWED_BYTES, _MAX_RATIO = 64 << 20, 8
-"""Limit of an archive's unpacked size: so many bytes, plus so many times the archive's size."""
+"""Limit of an archive's unpacked size: this many bytes, plus this many times the archive's size."""
 
 _TUNED_FACTS = {"ncm_format", "ncm_format_version", "model", "representation", "image_size", DIGEST}
 """The metadata of a checkpoint of ``ncm finetune``. Others are refused: one may be a misspelt digest."""
@@ -122,8 +122,9 @@ def state_sha256(state: Mapping[str, torch.Tensor]) -> str:
 def relocated(options: Mapping[str, Any], folder: Path, *folders: Path) -> dict[str, Any]:
     """The options of an encoder whose files may have moved together with what was made from them.
 
-    Weights and models that aren't where ``options`` say are looked for by the same way from ``folder``, where
-    ``options["output"]`` is now, and by name in it and ``folders``. What isn't found stays as it was.
+    Weights and models that aren't where ``options`` say are looked for at the same relative path from
+    ``folder``, where ``options["output"]`` is now, and by name in it and ``folders``. Paths that aren't found
+    stay as they were.
     """
     was, found = Path(options.get("output") or "").parent, dict(options)
     for name in ("model", "pretrained"):
@@ -258,7 +259,7 @@ def refuse_bomb(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
     unpacked = sum(member.file_size for member in members)
     if unpacked > _ALWAYS_ALLOWED_BYTES + _MAX_RATIO * path.stat().st_size:
         raise InputError(
-            "an archive that unpacks to far more than it is",
+            "an archive that unpacks to far more than its size",
             where=path,
             found=f"{unpacked:,} bytes from {path.stat().st_size:,}",
             expected=f"at most {_MAX_RATIO} times its size",
@@ -381,7 +382,7 @@ def require_keys(missing: Iterable[str], unexpected: Iterable[str], *, path: Pat
 
 
 def pickled_object(error: pickle.UnpicklingError) -> str:
-    """The kind of object that a file would unpickle, without torch's advice to load it all the same."""
+    """The kind of object that a file would unpickle, without torch's advice to load it anyway."""
     named = re.search(r"GLOBAL (\S+)", str(error))
     return f"an object of {named[1]}" if named else "an unreadable object"
 

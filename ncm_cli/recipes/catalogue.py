@@ -31,9 +31,9 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def find_recipe(asked: Path, reporter: Reporter) -> Path:
-    """The file that ``ncm run`` is asked for: a file of the user's, or a recipe that comes with ncm.
+    """The file that ``ncm run`` is asked for: the user's file, or a recipe that comes with ncm.
 
-    A file of that name wins, and a note says so. Raises `InputError` for a name that is neither.
+    If there are both, the user's file is taken, and a note says so. Raises `InputError` if there is neither.
     """
     recipes = shipped_recipes()
     if is_file(asked):
@@ -53,11 +53,11 @@ def find_recipe(asked: Path, reporter: Reporter) -> Path:
             found="no such file",
             fix=f"ncm run {asked.stem}, the one that comes with ncm",
         )
-    return asked  # reading it says what is wrong
+    return asked  # reading it reports the error
 
 
 def is_name(asked: Path) -> bool:
-    """Whether it is a name alone: without a folder, a suffix, and anything of that name here."""
+    """Whether it is only a name, without folder or suffix, and not that of a file or folder here."""
     return len(asked.parts) == 1 and not asked.suffix and not asked.exists()
 
 
@@ -71,8 +71,8 @@ def copy_recipe(asked: Path, *, replace: bool) -> Path:
         raise unknown("recipe", str(asked), recipes, error=UsageError)
     copy = Path(f"{asked}{SUFFIX}")
     if copy.exists() and not replace:
-        raise InputError("the recipe is there already", where=copy, fix="--force replaces it")
-    # The lines in its comments are to run the copy.
+        raise InputError("the file exists already", where=copy, fix="--force replaces it")
+    # The shell lines in its comments should run the copy.
     text = recipes[str(asked)].read_text(encoding="utf-8").replace(f"ncm run {asked}", f"ncm run {copy}")
     write_bytes(copy, text.encode())
     return copy

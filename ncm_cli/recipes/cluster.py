@@ -20,13 +20,13 @@ from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.store.files import lock_path, remove_lock_of
 
 MAX_TRIES = 4
-"""Most times that a step is started, if the processes or nodes that do it go away."""
+"""Most times that a step is started, if its process or node is lost."""
 
 LOOK_SECONDS = 2.0
-"""Between two looks at which nodes there are."""
+"""Seconds between two look-ups of the live nodes."""
 
 _KEPT = ("note", "detail", "warn", "warning", "print")
-"""What is heard of a step once it has ended: not how far it had come."""
+"""The kinds of messages that are passed on when a step has ended: all but its progress."""
 
 
 @contextlib.contextmanager
@@ -77,8 +77,8 @@ def _not_seen(folder: Path, node: str) -> InputError:
 class ClusterTasks:
     """A cluster that does jobs, `ncm_cli.recipes.run.Workers`: each is a task of Ray.
 
-    A task that goes away with its node is started again elsewhere, `MAX_TRIES` times in all. What a step says
-    is heard when it has ended.
+    A task that is lost with its node is started again elsewhere, `MAX_TRIES` times in all. The messages of a
+    step are passed on when it has ended.
     """
 
     def __init__(self, ray: Any, recipe: Recipe, jobs: Sequence[Job], *, cpus: int, most: int | None) -> None:
@@ -104,7 +104,7 @@ class ClusterTasks:
         look = self._ray.remote(_Place.unseen)
         asked = [(node, on_node(self._ray, node, look, num_cpus=0).remote(self._place)) for node in found]
         for node, answer in asked:
-            with contextlib.suppress(self._ray.exceptions.RayError):  # a node that has gone
+            with contextlib.suppress(self._ray.exceptions.RayError):  # a node that no longer exists
                 if (folder := self._ray.get(answer)) is not None:
                     raise _not_seen(folder, node.name)
 
@@ -114,7 +114,7 @@ class ClusterTasks:
         return self._nodes
 
     def takes(self, gpu: str | None) -> bool:
-        """Whether there is room for another job: cores, and a GPU if it may use one and there is any."""
+        """Whether another job has room: cores, and a GPU if it may use one and the cluster has any."""
         alive = self._alive()
         room = sum(node.cpus // self._cpus for node in alive)
         room = room if self._most is None else min(room, self._most)
@@ -153,7 +153,7 @@ class ClusterTasks:
                 yield number, ("outcome", Outcome(error=_gone(tries, error)))
 
     def _remove_locks(self, job: Job) -> None:
-        """Remove the locks that a step has left on nodes which have gone."""
+        """Remove the locks that a step left on nodes that no longer exist."""
         hosts: dict[bool, set[str]] = {True: set(), False: set()}
         for node in self._ray.nodes():
             hosts[node["Alive"]].add(node["NodeManagerHostname"])
@@ -163,14 +163,14 @@ class ClusterTasks:
 
 def _gone(tries: int, error: Exception) -> InputError:
     return InputError(
-        f"the process of this step went away {tries} times",
+        f"the process of this step was lost {tries} times",
         found=" ".join(str(error).split())[:300],
         fix="run the same command again; with more --cpus (fewer steps on a node) if memory was short",
     )
 
 
 def _step(place: _Place, cpus: int, order: Order, read: Sequence[Path]) -> list[Message]:
-    """Do a step on a node; returns what it has said, and its outcome."""
+    """Do a step on a node; returns its messages and its outcome."""
     from ncm_cli.images.reading import cores
 
     os.environ["LOCAL_WORLD_SIZE"] = str(max(1, cores() // cpus))

@@ -111,7 +111,7 @@ class Mistakes:
         self._found.append(Mistake(line, path, what))
 
     def expected(self, node: Node, path: str, what: str) -> None:
-        """Add that a value is of another kind."""
+        """Add that a value is of the wrong kind."""
         self.add(node.line, path, f"expected {what}, found {node.kind()}")
 
     def unknown(self, line: int, path: str, kind: str, name: str, known: Iterable[str]) -> None:
@@ -369,7 +369,7 @@ class Variables:
             self._mistakes.add(node.line, f"vars.{name}", f"defined by itself: {chain}")
             return Node(None, node.line, unfilled)
         if len(within) > MAX_NESTED:
-            what = f"over {MAX_NESTED} variables in one another"
+            what = f"over {MAX_NESTED} variables nested in one another"
             self._mistakes.stop(node.line, f"vars.{name}", what)
         return self.fill(node, f"vars.{name}", cell, (*within, name))
 

@@ -73,7 +73,7 @@ class State:
             self._jobs, self._digests = record["jobs"], record["digests"]
 
     def save(self) -> None:
-        """Write the record, atomically; the same one in whatever order jobs have ended."""
+        """Write the record atomically; it doesn't depend on the order in which jobs ended."""
         jobs, digests = (dict(sorted(record.items())) for record in (self._jobs, self._digests))
         write_document(self._path, FORMAT, VERSION, {"jobs": jobs, "digests": digests})
 
@@ -149,7 +149,7 @@ class State:
         settled = True
         if cached[0] != signature:
             cached = [signature, self._contents(files, versions) if folder else _file_digest(files[0][1])]
-            # On Windows ctime is the time of creation, which a change leaves as it is.
+            # On Windows ctime is the time of creation, which a change doesn't affect.
             settled = os.name == "posix" and changed <= now - SETTLED_NS
         if settled:
             self._digests[key] = cached
@@ -198,7 +198,7 @@ class State:
 def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) -> Iterator[NamedFile]:
     """A folder's files with their names relative to it, sorted; links are followed.
 
-    Hidden files are left out, and so are markers of data sets, which hold the time of making.
+    Hidden files are left out, and so are markers of data sets, which hold the time when they were made.
     """
     here = os.path.realpath(folder)
     with contextlib.suppress(OSError):

@@ -25,7 +25,7 @@ ABOUT = ("what", "data", "time")
 DEFAULT_TABLE = {"in-domain": "split=val", "test": "split=test"}
 
 DEFAULT_SPREAD = 0.02
-"""How far from a value the mean is reproduced if no spread was published: two hundredths of accuracy."""
+"""Distance from a value, in accuracy, within which a mean is reproduced if no spread was published."""
 
 _NUMBERS = ("value", "spread", "tolerance", "min", "max")
 _FILTERS = ("where", "method", "rule", "step", "rank")
@@ -46,7 +46,7 @@ class Expectation:
     spread: float | None = None
     """The published spread of ``value``; None if there is none."""
     tolerance: float | None = None
-    """How far from ``value`` a mean is still near."""
+    """Distance from ``value`` within which a mean is near."""
     min: float | None = None
     max: float | None = None
     source: str
@@ -54,8 +54,8 @@ class Expectation:
 
     @property
     def reproduced_within(self) -> float:
-        """How far from ``value`` a mean is reproduced: the published spread, else `DEFAULT_SPREAD`; a smaller
-        ``tolerance`` takes its place."""
+        """Distance from ``value`` within which a mean is reproduced: the published spread, or else the
+        smaller of `DEFAULT_SPREAD` and ``tolerance``."""
         if self.spread is not None:
             return self.spread
         return DEFAULT_SPREAD if self.tolerance is None else min(DEFAULT_SPREAD, self.tolerance)
@@ -151,7 +151,7 @@ def read_recipe(
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """What a recipe says of itself, by the keys of `ABOUT`; "" for what it doesn't.
+    """What a recipe says of itself, by the keys of `ABOUT`; "" for keys that it lacks.
 
     Raises `RecipeError` if that can't be read.
     """
@@ -276,7 +276,7 @@ def _expectation(
             number = scalar_value(value.text)
             same = [text for text in cells if scalar_value(text) == number and not isinstance(number, str)]
             if same and value.text not in cells:  # cells are compared as text
-                mistakes.add(line, inner, f"the matrix writes this value as {same[0]!r}; write it likewise")
+                mistakes.add(line, inner, f"the matrix has this value as {same[0]!r}; write it the same way")
         elif isinstance(value.value, int | float) and not isinstance(value.value, bool):
             numbers[key] = float(value.value)
         else:

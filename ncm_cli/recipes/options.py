@@ -35,9 +35,9 @@ class RunOptions:
         (), metavar="STEP", help="Run only the steps of this name or kind; may be repeated."
     )
     allow_outside: bool = option(
-        False, help="Let steps write outside the run's folder; never over files that the run didn't make."
+        False, help="Let steps write outside the run's folder, but not over files that the run didn't make."
     )
-    force: bool = option(False, help="Run steps that are up to date, too; replace what --copy finds.")
+    force: bool = option(False, help="Run steps that are up to date, too; with --copy, replace the file.")
     dry_run: bool = option(False, help="Print the shell lines that the recipe stands for; run nothing.")
     strict: bool = option(False, help="Exit with code 3 if an expected value is missed.")
     jobs: int | None = option(
@@ -65,7 +65,7 @@ class RunOptions:
     )
     copy: bool = option(
         False,
-        help="Write a recipe that comes with ncm into this folder, for changes; run nothing.",
+        help="Write a recipe that comes with ncm into this folder, to be changed; run nothing.",
     )
 
     def refusals(self) -> Iterator[UsageError]:

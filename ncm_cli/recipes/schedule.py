@@ -1,4 +1,4 @@
-"""Which steps may run at once: the order among jobs, of which some read what others write."""
+"""Which jobs may run at once: a job waits for earlier ones that write what it uses or use what it writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ncm_cli.recipes.steps import Job
 
 
 class _Paths:
-    """Which jobs use which paths, to find those that use a path, a folder around it or something in it."""
+    """The jobs that use each path, to find those that use a path, a folder around it or something in it."""
 
     def __init__(self) -> None:
         self._at: dict[Path, list[int]] = defaultdict(list)
@@ -33,10 +33,10 @@ class _Paths:
 
 
 def dependencies(jobs: Sequence[Job]) -> list[set[int]]:
-    """For each job the earlier ones that must have ended before it starts, by their index.
+    """For each job, the indices of the earlier jobs that must have ended before it starts.
 
-    Those write what it reads or writes, or read what it writes. Folders count as all that is in them. A job
-    that reads a user's own table of images, which may name some that a step makes, waits for every data step.
+    Those jobs write what it reads or writes, or read what it writes. A folder counts as everything in it. A
+    job that reads a user's own table of images waits for every data step, which may make some of the images.
     """
     writers, readers, before, data = _Paths(), _Paths(), list[set[int]](), set[int]()
     for number, job in enumerate(jobs):
@@ -54,8 +54,8 @@ def dependencies(jobs: Sequence[Job]) -> list[set[int]]:
 class Plan:
     """The jobs of a run, each by its index: which may start, and which are still to come.
 
-    Of those that may start, the first is the one with the longest chain of jobs that wait for it; then the
-    recipe's order decides.
+    Of the jobs that may start, the one with the longest chain of jobs that wait for it is first; among equals
+    the recipe's order decides.
     """
 
     def __init__(self, before: Sequence[set[int]]) -> None:

@@ -332,7 +332,7 @@ class Steps:
             self._mistakes.add(node.line, f"{path}.name", "expected a short text without |")
             return f"{kind}-at-{path}"
         if "${" in node.text:
-            what = "a step's name takes no variables: its cells add them"
+            what = "a step's name can't hold variables: cells are added to it"
             self._mistakes.add(node.line, f"{path}.name", what)
         if node.text in self.names:
             what = f"line {self.names[node.text]} has a step of this name"
@@ -365,7 +365,7 @@ class Steps:
         """Why nothing may be written to a path; "" if it may."""
         reserved = [self._out / name for name in (REPORT, STATE)]
         if self._out.is_relative_to(path) or any(path.is_relative_to(file) for file in reserved):
-            return f"{self._shown(path)} is the run's own"
+            return f"{self._shown(path)} is reserved for the run itself"
         if not (self._allow_outside or path.is_relative_to(self._out)):
             return f"{self._shown(path)} is outside the run's folder; ncm run --allow-outside writes there"
         try:

@@ -1,4 +1,4 @@
-"""A table whose rows are encoders: what the pairs are worth with each, and what its probes reach."""
+"""A table of encoders: what the pairs gain with each, and how well its probes do."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ncm_cli.results.tables import ReportTable, Row, Spread, cells, measured, ra
 
 
 def encoder_table(sources: Sources, over: str) -> ReportTable:
-    """One row an encoder with a verdict, those first whose pairs gain least.
+    """One row for each encoder with a verdict, ordered by what its pairs gain, the least first.
 
-    The numbers of several probes of one encoder are means ``over`` seeds. Evaluations are those of its
-    probes, beside those of probes fitted without pairs (``--method erm``).
+    The numbers of several probes of one encoder are means ``over`` seeds. Evaluations of its probes stand
+    beside those of its probes that were fitted without pairs (``--method erm``).
     """
     by_encoder: dict[str, list[Source]] = {}
     if len({_identity(probe.body) for probe in sources.probes if verdict_of(probe)}) < 2:
@@ -42,8 +42,8 @@ def encoder_table(sources: Sources, over: str) -> ReportTable:
     columns = ["encoder", "verdict", "rank", "gain by the pairs", "flips at rank 0", "flips"]
     columns += [text for head in heads for text in (f"{head}, ERM", head)]
     kept = [i for i in range(len(columns)) if i < 3 or any(row[i].spread for _, row in rows)]
-    note = "in the order of what the pairs gain of the score on validation rows and pairs; the first needs "
-    note += f"them least, as far as verdicts can tell; means are over {over}"
+    note = "ordered by how much the pairs gain in score on validation rows and pairs; as far as verdicts can "
+    note += f"tell, the first encoder needs pairs least; means are over {over}"
     return ReportTable(
         "Encoders",
         tuple(columns[i] for i in kept),
@@ -54,7 +54,7 @@ def encoder_table(sources: Sources, over: str) -> ReportTable:
 
 
 def encoder_name(meta: Mapping[str, Any], probes: Sequence[Source]) -> str:
-    """A probe's encoder; with the start of its fingerprint where two have one name."""
+    """The name of a probe's encoder, with the start of its fingerprint if two encoders share the name."""
     name, fingerprint = _model(meta), str(meta.get("fingerprint") or "")
     same = {probe.body.get("fingerprint") for probe in probes if _model(probe.body) == name}
     return f"{name} ({fingerprint[:8]})" if len(same) > 1 else name
@@ -65,7 +65,7 @@ def _model(meta: Mapping[str, Any]) -> str:
 
 
 def _identity(meta: Mapping[str, Any]) -> str:
-    """What tells encoders apart: the fingerprint, but that of synthetic data differs between seeds."""
+    """What tells encoders apart: the fingerprint; for synthetic data, whose seeds change it, the name."""
     synthetic = (meta.get("encoder") or {}).get("kind") == "synthetic"
     return _model(meta) if synthetic else str(meta.get("fingerprint"))
 
@@ -76,7 +76,7 @@ def verdict_of(probe: Source) -> dict[str, Any]:
 
 
 def _said(probes: Sequence[Source]) -> str:
-    """The verdict's heading and code; of several, each with its count."""
+    """The heading and code of a verdict; if there are several, each code with its count."""
     codes = Counter(str(verdict_of(probe)["code"]) for probe in probes)
     if len(codes) == 1:
         (code,) = codes
@@ -96,6 +96,6 @@ def _as_eval(probe: Source) -> Source:
 
 
 def _evals_of(probes: Sequence[Source], sources: Sources) -> list[Source]:
-    """The evaluations of some probes, by the digest that each has of its probe."""
+    """The evaluations of some probes, found by the probe's digest that each evaluation records."""
     digests = {probe.sha256 for probe in probes if probe.sha256}
     return [one for one in sources.evals if (one.body.get("probe") or {}).get("sha256") in digests]

@@ -37,7 +37,7 @@ Group = tuple[tuple[str, str], ...]
 def figures(
     sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], reporter: Reporter
 ) -> Iterator[Plot]:
-    """All figures that the sources have data for, one at a time; no two names are equal but for case."""
+    """All figures that the sources have data for, one at a time; names differ in more than case."""
     taken: dict[str, int] = {}
     for plots in (
         _bound_figures(bounds),
@@ -59,7 +59,7 @@ def draw(
 ) -> Iterator[Path]:
     """Draw all figures that the sources have data for; yields the files.
 
-    Raises `UsageError`, before any is written, if one would replace another program's file.
+    Raises `UsageError`, before any file is written, if one would replace another program's file.
     """
     plots = list(figures(sources, evals, bounds, reporter))
     for path in (path for plot in plots for path in plot.files(folder)):
@@ -92,7 +92,7 @@ def _titles(lines: Sequence[Line]) -> list[str]:
 
 
 def references_of(lines: Sequence[Line]) -> References:
-    """The reference lines; only values that all lines share have one."""
+    """The reference lines, for those values that all lines share."""
 
     def shared(value: Callable[[Source], float | None]) -> float | None:
         means = [mean.mean for line in lines if (mean := Mean.of(map(value, line.sources)))]

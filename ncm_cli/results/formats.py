@@ -27,7 +27,7 @@ MAX_WITH_INTERVALS = 2
 
 
 def terminal(table: ReportTable) -> dict[str, Any]:
-    """Arguments of `Ui.table`. A star marks the best, as a log has no bold."""
+    """Arguments of `Ui.table`. A star marks the best cells, since a log has no bold text."""
     roomy = len(table.columns) - table.left <= MAX_WITH_INTERVALS
     rows = [[_starred(cell, intervals=roomy) for cell in row] for row in table.rows]
     note = "; ".join(part for part in table.note.split("; ") if roomy or part != INTERVALS)

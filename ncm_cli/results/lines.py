@@ -1,4 +1,4 @@
-"""Reads what a report is about: results, probes and stores, and groups repeated results into lines."""
+"""Reads the results, probes and stores of a report, and groups repeated results into lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESULTS = ("eval", "bound", "sweep", "finetune", "run")
 """The kinds of results that reports are made from."""
 
 _LEFT_OUT = ("leave-out", "train", "val", "test", "reference")
-"""The options in which probes with another domain left out differ."""
+"""The options in which probes that leave out different domains differ."""
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
@@ -92,10 +92,10 @@ class Sources:
             table = read_sweep(path)
             if sweep.body.get("options") not in (None, table.options):
                 raise MismatchError(
-                    "a result and a table of two sweeps",
+                    "a result and a table of different sweeps",
                     where=f"{sweep.path} and {path}",
                     expected="files that one sweep wrote",
-                    fix="run the sweep again: what it had finished is kept",
+                    fix="run the sweep again: its finished work is kept",
                 )
             yield sweep, table
 
@@ -103,7 +103,7 @@ class Sources:
 def read_sources(paths: Sequence[Path]) -> Sources:
     """Read files and folders; in folders, files of other programs are skipped.
 
-    Raises `InputError` for a named file that no report is made from, and if there is nothing to report.
+    Raises `InputError` for a named file that ncm report doesn't read, and if there is nothing to report.
     """
     sources, seen = Sources(), set[Path]()
     for path in paths:
@@ -141,7 +141,7 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
         sources.evals += [Source(path, eval, facts_of(path, eval)) for eval in body.get("evals") or ()]
     elif named:
         raise InputError(
-            f"a {'result' if kind == 'result' else 'file'} that no report is made from",
+            f"a {'result' if kind == 'result' else 'file'} that ncm report doesn't read",
             where=path,
             found=body.get("kind") if kind == "result" else f"{kind} of ncm",
             expected="results of ncm eval, bound, sweep, finetune or run, probes or pair stores",
@@ -199,10 +199,10 @@ def differing(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
 def lines_of(
     sources: Iterable[Source], named_by: str, reporter: Reporter, *, columns: bool = False
 ) -> list[Line]:
-    """Results as lines, in the order in which labels occur; labels that differ only in numbers by these.
+    """Results as lines, in the order in which labels occur; labels that differ only in numbers go by them.
 
-    With ``columns``, evals of other rows are in other columns of a line. Results given twice are named in a
-    note, and counted once.
+    With ``columns``, evals of different rows are in different columns of a line. Results given twice are
+    named in a note, and counted once.
     """
 
     def kind(source: Source) -> tuple[str, str, bool]:

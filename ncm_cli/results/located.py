@@ -19,7 +19,7 @@ from ncm_cli.store.probe import Probe, read_probe
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Located:
-    """A file that another one names: its path and what it holds, or why it can't be had."""
+    """A file that another one names: its path and content, or why it isn't available."""
 
     path: Path
     content: Any = None
@@ -33,7 +33,7 @@ class FileFinder(contextlib.ExitStack):
     """Finds files by their recorded digest: among those given, beside moved results, or where they were."""
 
     def __init__(self, sources: Sources) -> None:
-        """To ``sources`` are added the probes of evaluations and the pairs that probes were fitted with."""
+        """Adds to ``sources`` the probes of evaluations and the pairs that probes were fitted with."""
         super().__init__()
         self._known: dict[tuple[str, str], Located] = {}
         self._given = {
@@ -55,7 +55,7 @@ class FileFinder(contextlib.ExitStack):
         self.sources = dataclasses.replace(sources, probes=list(probes.values()), pairs=list(pairs.items()))
 
     def of(self, source: Source, kind: str, **known: str) -> Located:
-        """The file of a kind that an evaluation or a probe names, or another one by its ``path``."""
+        """The file of a kind that an evaluation or a probe names, or that ``known`` names by its ``path``."""
         data = source.body.get("data") or {}
         named = {"probe": "probe", "feature store": "features", "pair store": "pairs"}[kind]
         known = known or source.body.get(named) or data.get(named) or {}
@@ -98,5 +98,5 @@ class FileFinder(contextlib.ExitStack):
 
 
 def written(source: Source) -> str:
-    """The result's path as its command was given it."""
+    """The result's output path, as it was given to its command."""
     return (source.body.get("options") or {}).get("output") or ""

@@ -60,7 +60,7 @@ class ReportOptions:
     mean_over: str | None = option(
         None,
         help="What else repetitions may differ in: options or matrix variables, such as features "
-        "for one's own splits.",
+        "for several splits of your data.",
         metavar="NAMES",
         parse=parse_mean_over,
         separator=LIST,

@@ -1,8 +1,8 @@
 """The page of a report: one self-contained HTML file with pictures and plots.
 
-It is about one evaluation, the *subject*, beside all others. What the probe gets wrong is computed again from
-the probe and the rows that the result names. Where a file is missing or has changed since, the page says so
-instead of showing it.
+It is about one evaluation, the *subject*, and shows the others beside it. What the probe gets wrong is
+computed again from the probe and the rows that the result names. Where a file is missing or has changed
+since, the page says so instead of showing it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MAX_TILES, MAX_GROUP_TILES, MAX_GALLERY = 24, 6, 72
 """Most pictures in a gallery: from all rows, from each group if there is a group filter, and in total."""
 
 MAX_MATRIX = 20
-"""Classes of a confusion matrix; of more classes, this number of the most frequent confusions is listed."""
+"""Most classes in a confusion matrix; with more, that many of the most frequent confusions are listed."""
 
 
 def page(
@@ -167,12 +167,11 @@ def _name(source: Source) -> str:
 
 
 def _subject(evals: Sequence[Line], files: FileFinder) -> Source | None:
-    """The evaluation that the page is about; None without any.
+    """The evaluation that the page is about; None if there is none.
 
     Preferred, in this order: rows that its probe hasn't seen, a method other than ERM, a rule that isn't an
-    oracle, most verdicts that the pairs help, the largest mean gain: so that test rows never influence the
-    choice. (Bounds themselves aren't comparable: each refers to rows that differ as that probe's own pairs
-    do.)
+    oracle, most verdicts that the pairs help, the largest mean gain. So test rows never influence the choice.
+    (Bounds themselves aren't comparable, since each refers to rows that differ as that probe's own pairs do.)
     """
 
     def rank(candidate: tuple[Line, Source]) -> tuple[Any, ...]:
@@ -189,7 +188,7 @@ def _subject(evals: Sequence[Line], files: FileFinder) -> Source | None:
 
 
 def _rival(subject: Source, evals: Sequence[Source]) -> Source | None:
-    """An evaluation of another probe on the same rows: of ERM and in the same folder, if there is one."""
+    """An evaluation of another probe on the same rows, preferably of ERM and in the same folder."""
 
     def rows(source: Source) -> tuple[Any, ...]:
         features = source.body.get("features") or {}
@@ -477,7 +476,7 @@ def _made(subject: Source | None, files: FileFinder) -> dict[str, Any]:
 
 
 def _shell_lines(subject: Source, files: FileFinder) -> list[str]:
-    """The commands that made the subject, as far as they are recorded; if it is of a run, with paths relative
+    """The commands that made the subject, as far as they are recorded. If a run made it, paths are relative
     to the run's folder."""
     found, store = files.of(subject, "probe"), files.of(subject, "feature store").content
     probe = Source(found.path, found.content.meta, subject.facts) if found.content else None
@@ -494,7 +493,7 @@ def _shell_lines(subject: Source, files: FileFinder) -> list[str]:
     base = was.removesuffix(name[1:]) if name and was.endswith(name) else ""
     lines = [f"cd {shlex.quote(base)}"] if base else []
     for kind, own_option, given in steps:
-        if own_option in given:  # else made by a builder or a sweep, or unknown
+        if own_option in given:  # else the file is unknown, or made by a builder or a sweep
             line = f"ncm {kind}"
             for word in command_words(options_of(kind), given):
                 # One option a line, which a shell continues.

@@ -108,7 +108,7 @@ class Thumbnails:
             )
         src, why, crisp = self._made[key]
         if src is not None and len(src) > self.left:
-            self.left = 0  # else small pictures would still be shown between missing ones
+            self.left = 0  # else small pictures would still be shown among missing ones
             return Tile(id, None, "the page is full")
         self.left -= len(src or "")
         return Tile(id, src, why, crisp)

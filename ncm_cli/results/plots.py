@@ -44,14 +44,14 @@ MAX_POINTS = 500
 """Points of one line: more can't be told apart in print."""
 
 MAX_END_LABELS, MAX_END_LABEL = 4, 32
-"""Lines that are named at their ends, and the characters of such a name; beyond, there is a legend."""
+"""Most lines that are named at their ends, and most characters of such a name; beyond, there is a legend."""
 
 MAX_GROUPS = 40
 """Groups in one figure: the worst ones."""
 
 STYLE: dict[str, Any] = {
     "font.size": 9,
-    # The later ones have glyphs that the first lacks.
+    # The later fonts have glyphs that the first lacks.
     "font.sans-serif": [
         "DejaVu Sans",
         "Noto Sans CJK SC",
@@ -110,7 +110,7 @@ class Plot(NamedTuple):
 
 @contextmanager
 def _style(**settings: Any) -> Iterator[None]:
-    # Without a home folder it warns that its font cache is in a temporary one.
+    # Without a home folder, matplotlib warns that its font cache is in a temporary folder.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib
 
@@ -184,7 +184,7 @@ def line(
     """The mean of ``runs`` (repetitions, points) over ``x``, shaded by one standard deviation.
 
     ``index`` picks colour and marker, and the line style unless ``style`` is given. Points that some run
-    lacks are left out: the mean would jump there.
+    lacks are left out, since the mean would jump there.
     """
     known = np.flatnonzero(np.isfinite(runs).all(axis=0))
     if not len(known):
@@ -319,7 +319,7 @@ def accuracy_plot(
     words: tuple[str, str] = ("in-domain", "test domain"),
     regression: bool = False,
 ) -> Plot:
-    """Accuracy (MSE) against ``key``: of one label with its 0-1 bound, or of several in their own colours."""
+    """Accuracy (or MSE) against ``key``: of one label with its 0-1 bound, or of several, each in a colour."""
     several, of = len(lines) > 1, np.asarray if regression else _accuracy
     measure = "MSE" if regression else "accuracy"
     said = []
@@ -405,7 +405,7 @@ def tradeoff_plot(name: str, label: str, curves: Curves, references: References)
 
 
 def _positive(values: Array) -> Array:
-    """Without zeros, which a logarithmic axis can't show."""
+    """The positive values; NaN for others, which a logarithmic axis can't show."""
     return np.where(values > 0, values, np.nan)
 
 

@@ -2,8 +2,8 @@
 
 Means are over results that differ only in a declared seed and in what that seed may change. In a run of a
 recipe the seed is the matrix variable ``seed``, and it may change every file that the recipe makes. Elsewhere
-it is the ``--seed`` of the probe's fit, and it may change only the probe: other features are other data. A
-seed's result that is given twice counts once.
+it is the ``--seed`` of the probe's fit, and it may change only the probe: results on other features aren't
+repetitions. If a seed's result is given twice, it counts once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEUTRAL = frozenset({"compare", "explain", SEED})
 WHERE = "--where"
 
 _FIT = "fit "
-"""Prefix of facts about the probe. They separate lines even across columns: a line is about one probe."""
+"""Prefix of facts about the probe. They separate lines even across columns: each line is about one probe."""
 
 _ENCODER = f"{_FIT}encoder"
 
@@ -97,8 +97,8 @@ class Facts:
 def over(facts: Facts, names: Sequence[str]) -> Facts:
     """The facts of a result whose repetitions may differ in the facts ``names``, too.
 
-    A name is that of an option (``features``, also of the probe's fit) or of a matrix variable. Where a file
-    may differ, so may the other files that were read, since they depend on it; but not the encoder.
+    A name is that of an option (``features``, also of the probe's fit) or of a matrix variable. If a file may
+    differ, so may the other files that were read, since they depend on it; but the encoder may not.
     """
     if not names:
         return facts
@@ -133,8 +133,8 @@ class _Recorder:
         if self.folder is not None:
             name = str(relative(file.absolute(), self.folder))
             self.cell = self._made[name][1]
-            # The run may have been moved since, or be read from elsewhere: its command's own paths count.
-            # That of finetune is the network's, beside which the result lies.
+            # The run may have been moved, or be read from another folder, so the command's own paths count.
+            # The output of finetune is the network's path; the result lies beside it.
             for end in (name, str(PurePath(name).with_suffix(PurePath(written or "").suffix))):
                 if written is not None and f"{os.sep}{written}".endswith(f"{os.sep}{end}"):
                     self._base = written.removesuffix(end)
@@ -246,8 +246,8 @@ def _run_of(file: Path) -> tuple[Path, Made] | None:
     """The run that made a file and whose record still matches it; None if there is none."""
     file = file.absolute()
     for folder in file.parents:
-        # A missing or unreadable record declares nothing. While a run is going on, as when one of its steps
-        # asks, the report is missing or an earlier run's.
+        # A missing or unreadable record declares nothing. While a run is going on, and one of its steps may
+        # ask, the report is missing or that of an earlier run.
         with contextlib.suppress(NcmError, OSError, ValueError, KeyError, TypeError, AttributeError):
             entries = _state(folder / _STATE) if holds_lock(folder / _REPORT) else _report(folder / _REPORT)
             files = {name: (step, cell, digest) for name, step, cell, digest in entries}
@@ -383,7 +383,7 @@ def _candidates(sets: Sequence[Sequence[HasFacts]], skipped: set[str]) -> Iterat
 
 
 def _texts(values: Sequence[Any]) -> list[str]:
-    """Values as short texts that differ where the values do: paths without what they share, else digests."""
+    """Values as short texts that differ if the values do: paths without their common folder, or digests."""
     inputs = [value for value in values if isinstance(value, Input)]
     folders = {str(PurePath(value.path).parent) for value in inputs}
     by_path = len({value.path for value in inputs}) == len({_key(value) for value in inputs})

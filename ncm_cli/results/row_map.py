@@ -15,16 +15,16 @@ from ncm_cli.results.tables import decimals
 from ncm_cli.store.features import FeatureStore
 
 MAX_DOTS = 400
-"""Dots of a map, as many from each group: each has a picture, which makes nearly all of its bytes."""
+"""Most dots in a map, equally many from each group. Their pictures take nearly all of its bytes."""
 
 MAX_COLOURS = 8
-"""Groups with a colour and a shape of their own: the ones with the most misses; the others share the last."""
+"""Most groups with a colour and shape of their own: those with the most misses; the others share the last."""
 
 DOT_SIDE, DOT_BUDGET = 64, 1_000_000
 """Pixels along a dot's picture, and bytes of all of them."""
 
 WIDTH, HEIGHT = 400, 300
-"""A panel, in pixels where it is as wide as a phone."""
+"""Size of a panel, in pixels on a screen as wide as a phone's."""
 
 BOX = {"left": 46, "right": 390, "top": 22, "bottom": 260}
 """The ends of its axes."""
@@ -43,7 +43,7 @@ class Panel:
     """Places and texts."""
     y_ticks: Sequence[tuple[str, str]]
     zero: str
-    """The place of a margin of 0, which parts wrong rows from right ones."""
+    """The place of a margin of 0, which separates wrong rows from right ones."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class RowMap:
 
 
 def fair_sample(codes: Codes, most: int) -> Codes:
-    """Positions of at most ``most`` of the rows with these groups (n,), as many from each as it has.
+    """Ascending positions of at most ``most`` rows, given their groups (n,): equally many from each group.
 
-    They are drawn at random, always the same, and ascending.
+    A group with fewer rows gives all of them. Rows are drawn at random with a fixed seed.
     """
     order = np.random.default_rng(0).permutation(len(codes))
     order = order[np.argsort(codes[order], kind="stable")]
@@ -85,13 +85,13 @@ def map_of(
     say_row: Callable[[int], str],
     say_group: Callable[[int], str],
 ) -> RowMap | None:
-    """A map of a classifier's n rows; None where no direction was removed.
+    """A map of a classifier's n rows; None if no direction was removed.
 
     Parameters
     ----------
     shown
-        Answers of the page's probe, then of others, for the same rows and classes, with their names. One that
-        removes nothing comes first in the map, as before the removal.
+        Answers of the page's probe, then of others, for the same rows and classes, with their names. A probe
+        that removes nothing comes first in the map, to show the rows before the removal.
     group
         (n,) each row's group, −1 for none.
     say_row, say_group
@@ -122,10 +122,10 @@ def map_of(
     ]
     pictures = Thumbnails(side=DOT_SIDE, budget=DOT_BUDGET)
     lead = (
-        "Each dot is a row: how clearly the probe decides for its true class, against where it lies along "
-        f"the first direction that was removed. Filled dots are wrong. {len(chosen):,} of {len(group):,} rows"
+        "Each dot is a row: how clearly the probe decides for its true class, against its place along the "
+        f"first direction that was removed. Filled dots are wrong. {len(chosen):,} of {len(group):,} rows"
     )
-    lead += ", alike from all groups." if labels else "."
+    lead += ", drawn evenly from all groups." if labels else "."
     if all(one.probe.rank for one, _ in shown):
         lead += " To see them before the removal, evaluate a probe of rank 0 on the same rows as well."
     several = len(answers.probe.classes) > 2

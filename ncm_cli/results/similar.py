@@ -32,7 +32,7 @@ Similar = tuple[Tile, str, float]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """The rows that a probe was trained on, with a code of its classes for each, −1 without classes."""
+    """The rows that a probe was trained on, each with the code of its class (−1 without classes)."""
 
     store: FeatureStore
     rows: Codes
@@ -40,7 +40,7 @@ class TrainingRows:
 
     @classmethod
     def of(cls, answers: Answers, store: FeatureStore, trained_on: FeatureStore) -> TrainingRows | None:
-        """Those of the answers' probe in ``trained_on``, but for the answered ones; None if it has none."""
+        """The training rows of the answers' probe, without the answered rows; None if there are none."""
         probe = answers.probe
         rows = np.flatnonzero(seen_rows(probe, "train", trained_on.ids))
         if trained_on.content_sha256 == store.content_sha256:

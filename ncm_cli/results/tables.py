@@ -78,7 +78,7 @@ Row = list[Cell]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReportTable:
-    """A table in no format yet. The first ``left`` columns are text."""
+    """A table before it is written in a format. The first ``left`` columns are text."""
 
     title: str
     columns: Sequence[str]
@@ -327,7 +327,7 @@ def _bounds(lines: Sequence[Line], by: str, over: str) -> ReportTable:
 
 _PATH = {
     "ERM": "erm_test_accuracy",
-    "at least 0-1 bound": "bound_test_accuracy",
+    "at the least 0-1 bound": "bound_test_accuracy",
     "its rank": "bound_rank",
     f"best on the path ({ORACLE})": "best_test_accuracy",
     f"best rank ({ORACLE})": "best_rank",
@@ -358,7 +358,7 @@ def _sweep(sweep: Source) -> ReportTable:
     rows: list[Row] = []
     for rule in dict.fromkeys(pick["rule"] for pick in picks):
         of_rule = [_pick(pick, picks, names) for pick in picks if pick["rule"] == rule]
-        # An oracle rule shows the test rows to all methods alike, so comparing them is fair.
+        # An oracle rule uses the test rows for every method, so comparing methods is fair.
         _embolden(of_rule, 3, [False] * len(names), [True] * len(of_rule))
         rows += of_rule
     spreads = any(cell.spread and cell.spread.sd is not None for row in rows for cell in row)

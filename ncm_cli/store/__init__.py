@@ -1,4 +1,4 @@
-"""Files in the formats of ncm, and which of these a file has, told by its content."""
+"""Files in the formats of ncm; `recognise` tells a file's format by its content."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ncm_cli.store.sniff import HEAD_BYTES, sniff
 Kind = Literal["features", "pairs", "probe", "checkpoint", "result", "sweep", "data", "journal"]
 
 _KINDS: tuple[Kind, ...] = ("features", "pairs", "sweep", "result", "data")
-"""Kinds of files that state their format, ``ncm-KIND``, in plain sight."""
+"""Kinds of files that state their format, ``ncm-KIND``, in a JSON key or an HDF5 attribute."""
 
 
 def recognise(path: Path | str) -> Kind:
     """The kind of a file or folder that ncm wrote.
 
-    Raises `InputError` for anything else; it tells if the path is a store whose making was interrupted.
+    Raises `InputError` for anything else. It says so if the path is that of an interrupted command's output.
     """
     from ncm_cli.store import hdf5, journal
     from ncm_cli.store.probe import TUNED, safetensors_metadata
@@ -30,11 +30,11 @@ def recognise(path: Path | str) -> Kind:
     unfinished = journal.journal_folder(path)
     if not path.exists() and unfinished.is_dir():
         raise InputError(
-            "no such file yet: its making was interrupted",
+            "no such file yet: the command that makes it was interrupted",
             where=path,
-            fix=f"run the same command again to go on; ncm info {unfinished} says how far it is",
+            fix=f"run the same command again to resume it; ncm info {unfinished} shows its progress",
         )
-    found = "none of our formats"
+    found = "none of ncm's formats"
     if path.is_dir():
         found = "a folder without a journal"
     else:
@@ -47,7 +47,7 @@ def recognise(path: Path | str) -> Kind:
             stated = hdf5.root_attributes(path).get("ncm_format")
             found = f"an HDF5 file with ncm_format {stated!r}"
         elif head.lstrip(b" \t\r\n").startswith(b"{"):
-            stated, found = read_json(path).get("ncm_format"), "a JSON file without our header"
+            stated, found = read_json(path).get("ncm_format"), "a JSON file without ncm's header"
         if stated == journal.FORMAT:
             raise InputError("a part of a journal", where=path, fix=f"ncm info {path.parent}")
         for kind in _KINDS:

@@ -1,7 +1,7 @@
 """Columns of Parquet files, Arrow files and data frames as text, as if they had been saved as CSV.
 
-Files aren't trusted: rows are bounded, Arrow's offsets are validated before a value is read, and whatever the
-reader raises on a damaged file is one `InputError`.
+Files aren't trusted: the number of rows is bounded, Arrow's offsets are validated before a value is read, and
+whatever the reader raises on a damaged file becomes one `InputError`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FRAMES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"
 
 
 def require_pyarrow(where: object) -> Any:
-    """The module pyarrow with `parquet` and `ipc`; `InputError` that names the extra where it is absent."""
+    """The module pyarrow with `parquet` and `ipc`; an `InputError` names the extra if it isn't installed."""
     try:
         import pyarrow
         import pyarrow.ipc
@@ -47,7 +47,7 @@ def readable(path: object, what: str) -> Iterator[None]:
         yield
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # it raises errors of many classes on bytes that aren't its own
+    except Exception as error:  # pyarrow raises errors of many classes on foreign bytes
         raise InputError(
             f"the {what} can't be read",
             where=path,
@@ -59,7 +59,7 @@ def readable(path: object, what: str) -> Iterator[None]:
 def _refuse_text(path: Path, head: bytes, what: str) -> None:
     if head and described(head) == TEXT:
         raise InputError(
-            f"the {what} is text, where its name says Parquet or Arrow",
+            f"the {what} is text, but its name says Parquet or Arrow",
             where=path,
             found=repr(head[:40].decode("utf-8", "replace")),
             fix="if it is CSV, give it a name that ends in .csv",
@@ -67,7 +67,7 @@ def _refuse_text(path: Path, head: bytes, what: str) -> None:
 
 
 class ColumnFile:
-    """A Parquet file, or one of Arrow's record batches, as a stream (`datasets` writes it so) or a file.
+    """A Parquet file, or one of Arrow's record batches, as a stream (as `datasets` writes them) or a file.
 
     ``rows`` is the number of rows, ``groups`` that of each group of rows or batch, ``schema`` pyarrow's, and
     ``metadata`` that of a Parquet file. Batches are read one at a time.
@@ -127,8 +127,8 @@ class ColumnFile:
         if not self.is_parquet:
             return False
         with readable(self.path, self.what):
-            # This reads the metadata of the column's chunks where damage raises an error. Below it would end
-            # the process.
+            # Reads the metadata of the column's chunks here, where damage raises an error. If the calls below
+            # read it first, damage would crash the process.
             with self._parquet(pre_buffer=True) as file:
                 next(file.iter_batches(1, columns=[column]), None)
             leaves = [self.metadata.schema.column(i).path for i in range(self.metadata.num_columns)]
@@ -206,13 +206,13 @@ def _kept(reasons: dict[str, str], where: object) -> tuple[list[str], list[str]]
     kept = [name for name, reason in reasons.items() if not reason]
     left = [f"{name!r} ({reason})" for name, reason in reasons.items() if reason]
     if not kept:
-        expected = "a column of text or numbers"
-        raise InputError("a table without text", where=where, found=listing(left), expected=expected)
-    return kept, [f"columns that are no text are left out: {listing(left)}"] if left else []
+        expected = "at least one"
+        raise InputError("no column of text or numbers", where=where, found=listing(left), expected=expected)
+    return kept, [f"columns that hold neither text nor numbers are left out: {listing(left)}"] if left else []
 
 
 def no_text(type_: Any) -> str:
-    """Why values of a pyarrow type are no text; "" if they can be."""
+    """Why values of a pyarrow type can't be text; "" if they can."""
     pa = require_pyarrow(None)
     while isinstance(type_, pa.BaseExtensionType):
         type_ = type_.storage_type
@@ -251,7 +251,7 @@ def frame_texts(frame: Any) -> tuple[dict[str, list[str]], list[str]]:
     names = frame.column_names if hasattr(frame, "column_names") else list(frame.columns)
     if odd := [name for name in names if isinstance(name, tuple)]:
         fix = "one level of names: df.columns = ['_'.join(names) for names in df.columns]"
-        raise InputError("columns with several names", where=where, found=listing(odd), fix=fix)
+        raise InputError("columns with several levels of names", where=where, found=listing(odd), fix=fix)
     texts = [str(name).strip() for name in names]
     refuse_repeated(texts, where)
     values = {text: _values(frame[name]) for text, name in zip(texts, names, strict=True)}
@@ -265,7 +265,7 @@ def frame_texts(frame: Any) -> tuple[dict[str, list[str]], list[str]]:
 def _values(series: Any) -> list[Any]:
     """The values of a column of a data frame."""
     if str(getattr(series, "dtype", "")).lower() in ("float16", "float32"):
-        return list(series.to_numpy())  # their shortest text isn't that of the same number as a double
+        return list(series.to_numpy())  # as doubles they would get a longer text
     for name in ("to_pylist", "to_list", "tolist"):
         if hasattr(series, name):
             return list(getattr(series, name)())
@@ -284,7 +284,7 @@ def _why_no_text(values: list[Any]) -> str:
 
 
 _PLAIN = {"builtins", "numpy", "datetime", "decimal", "uuid", "pandas", "zoneinfo"}
-"""Modules of the types whose values have a text that says what they are."""
+"""Modules of the types whose values can be written as text."""
 
 
 def _text(value: Any) -> str:

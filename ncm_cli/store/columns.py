@@ -88,7 +88,7 @@ class NumericColumn:
 AnyColumn = Column | NumericColumn
 
 _JOINED = re.compile(r"(?:\s+(?:and|AND)\s+|\s*[,;]\s*)(?=[^=,;]+=)")
-"""What stands between two row filters where ``&`` was meant."""
+"""The text between two row filters that were probably meant to be joined by ``&``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +102,7 @@ class Files:
     """int64 (N,), nanoseconds since 1970."""
     sha256: Sequence[str]
     beside: Sequence[str] = ()
-    """What else a view was made of (`images.background.Beside`); nothing for rows of whole pictures."""
+    """The other files that each view was made of (`images.background.Beside`); empty without views."""
 
     @classmethod
     def of(cls, images: Sequence[ImageFile]) -> Files:
@@ -117,7 +117,7 @@ class Files:
         )
 
     def beside_of(self, row: int) -> str:
-        """What else a row was made of; "" if nothing."""
+        """The other files that a row was made of; "" if there are none."""
         return self.beside[row] if len(self.beside) else ""
 
 
@@ -139,12 +139,12 @@ def check_columns(columns: Sequence[AnyColumn], rows: int) -> None:
 
 
 def _fault(column: AnyColumn, rows: int) -> tuple[str, object, object] | None:
-    """(what, found, expected) of a column that can't be stored."""
+    """(what, found, expected) of a column that can't be stored; None for any other."""
     if not column.name or "\0" in column.name:
         return "a column name that can't be stored", None, "text without NUL"
     values = np.asarray(column.codes if isinstance(column, Column) else column.values)
     if values.shape != (rows,):
-        return "a column of another length", values.shape, f"({rows},)"
+        return "a column of the wrong length", values.shape, f"({rows},)"
     if not isinstance(column, Column):
         infinite = np.isinf(values)
         return ("an infinite value", f"row {int(infinite.argmax())}", None) if infinite.any() else None

@@ -18,7 +18,7 @@ MAX_JSON_DEPTH = 100
 """Deepest nesting of JSON that is read: deeper than in any file of ncm, and safe for recursion."""
 
 ABSENT = "(absent)"
-"""The value of a field that only the other description has."""
+"""Shown as the value of a field that only the other description has."""
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
@@ -83,7 +83,7 @@ def differing_fields(
 
 
 OTHER_WEIGHTS = "--pretrained FILE names the weights that the features were made with"
-"""The advice if the loaded encoder isn't the one that made the features."""
+"""The advice if the loaded encoder didn't make the features."""
 
 
 def require_same_encoder(
@@ -119,10 +119,10 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 MAX_TEXT_BYTES = 4096
-"""Longest id, path or category: the limit of file systems for a path."""
+"""Most bytes in an id, path or category: the limit of file systems for a path."""
 
 MAX_STORE_COLUMNS = 5_000
-"""Most columns of a store: each is up to three HDF5 objects, and a reader accepts 20,000."""
+"""Most columns of a store: each takes up to three HDF5 objects, and readers accept 20,000 objects."""
 
 TEXT_ERRORS = "surrogateescape"
 """How text is encoded and decoded, so that file names that aren't UTF-8 are kept."""
@@ -260,7 +260,7 @@ class Texts(Sequence[str]):
 
     @property
     def not_utf8(self) -> int | None:
-        """The position of the first text that isn't UTF-8."""
+        """The position of the first text that isn't UTF-8; None if all are."""
         for start in range(0, len(self), 1 << 16):
             part = self.raw[start : start + (1 << 16)].tolist()
             try:

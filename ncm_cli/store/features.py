@@ -69,7 +69,7 @@ def write_features(
     ids
         N unique texts, in row order.
     blocks
-        Arrays (b, d) of numbers, N rows in all; each is let go before the next is asked for.
+        Arrays (b, d) of numbers, N rows in all; each is released before the next is requested.
     columns
         Each of N rows; ``label_column`` and ``split_column`` are among them.
     files
@@ -80,8 +80,8 @@ def write_features(
     Raises
     ------
     InputError
-        For ids that are blank or repeated, shapes that don't agree, and any row that isn't finite, by id.
-        No file is left then.
+        For ids that are blank or repeated, shapes that don't agree, and a row that isn't finite, which is
+        named by its id. No file is left behind.
     """
     ids = [str(id) for id in ids]
     columns = list(columns.values()) if isinstance(columns, Mapping) else list(columns)
@@ -119,7 +119,7 @@ def _check(
     dtype: str,
 ) -> None:
     if dtype not in ("float32", "float16"):
-        raise InputError("a type that features aren't stored in", found=dtype, expected="float32 or float16")
+        raise InputError("features can't be stored in this type", found=dtype, expected="float32 or float16")
     if not ids:
         raise InputError("no rows to store", where=path)
     if not 1 <= dim <= MAX_DIM:
@@ -134,7 +134,7 @@ def _check(
     check_columns(columns, len(ids))
     names = [column.name for column in columns]
     if len(set(names)) != len(names):
-        raise InputError("two columns of one name", where=path, found=listing(names))
+        raise InputError("two columns with the same name", where=path, found=listing(names))
     for role, name in roles.items():
         if name not in (None, *names):
             what = f"the {role} column isn't among the columns"
@@ -142,7 +142,7 @@ def _check(
     lengths = [len(files.path), len(files.size), len(files.mtime_ns), len(files.sha256)] if files else []
     lengths += [len(files.beside)] if files and len(files.beside) else []
     if any(length != len(ids) for length in lengths):
-        raise InputError("file records of another length", where=path, found=lengths, expected=len(ids))
+        raise InputError("file records of the wrong length", where=path, found=lengths, expected=len(ids))
 
 
 def _checked(
@@ -154,7 +154,7 @@ def _checked(
         raw = np.asarray(block)
         if raw.ndim != 2 or raw.shape[1] != dim or raw.dtype.kind not in "fiub":
             raise InputError(
-                "features of another shape or type",
+                "features of the wrong shape or type",
                 where=f"{path}, from row {start}",
                 found=f"{raw.shape} {raw.dtype}",
                 expected=f"(rows, {dim}) of real numbers",
@@ -268,8 +268,8 @@ def _content_digest(
 class FeatureStore(Shown, FeatureRows):
     """A feature store opened for reading; a context manager.
 
-    Opening reads the header alone, in bounded memory: ids, columns and features are read, and checked against
-    their digests, when they are first asked for. What isn't a store or is damaged raises `InputError`.
+    Opening reads only the header, in bounded memory. Ids, columns and features are read, and checked against
+    their digests, when they are first asked for. A file that isn't a store or is damaged raises `InputError`.
 
     Attributes
     ----------
@@ -363,7 +363,7 @@ class FeatureStore(Shown, FeatureRows):
 
     @property
     def row_numbers_of(self) -> str | None:
-        """The digest of the table whose rows' numbers are the ids; None for ids of a column."""
+        """The digest of the table whose row numbers are the ids; None if a column has the ids."""
         return self.request.get("row_numbers_of")
 
     @functools.cached_property
@@ -395,7 +395,7 @@ class FeatureStore(Shown, FeatureRows):
     def content_nodes(self) -> NDArray[np.int64]:
         """int64 (N,) nodes: for each row, the first row whose image file is the same byte for byte.
 
-        Features made elsewhere have no files: there the first row with identical features.
+        Features made elsewhere have no files: for them it is the first row with identical features.
         """
         if self.has_files:
             return self._h5.texts("sha256", rows=self.rows).same()
@@ -465,7 +465,7 @@ class FeatureStore(Shown, FeatureRows):
         return self._h5.array("feature_sha256", np.uint8, shape=(self._blocks, 32))
 
     def _block(self, index: int) -> np.ndarray:
-        """One verified block as stored, (b, d)."""
+        """One block (b, d) as stored, verified."""
         start = index * self._block_rows
         expected = self._block_digests
         with reading(self.path):

@@ -141,7 +141,7 @@ def full_disk_is_an_input_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # HDF5 mentions the number in its message instead of setting it.
+        # HDF5 puts errno into its message instead of setting the attribute.
         numbers = [number for number in FULL_DISK_WORDS if f"errno = {number}" in str(error)]
         number = error.errno if error.errno in FULL_DISK_WORDS else next(iter(numbers), None)
         if number is None:
@@ -306,7 +306,7 @@ def read_document(
         )
     require_version(found.get("ncm_format_version"), version, path)
     if found.get(DIGEST) != _digest(found):
-        off = f"no {DIGEST}, so that no command of ncm since 0.1.0 wrote it"
+        off = f"no {DIGEST}, so no command of ncm since 0.1.0 wrote it"
         raise InputError(
             f"{what} that was changed after it was written",
             where=path,
@@ -363,10 +363,10 @@ def read_result(path: Path | str, *, kind: str | None = None, fix: str = MAKE_AG
 
 
 class Shown:
-    """Shown in a notebook as the tables by which `ncm info` describes the file."""
+    """A base class: a notebook shows the object as the tables by which `ncm info` describes the file."""
 
     def _repr_html_(self) -> str:
-        # By address, since the package of what is shown can't import the one that shows it.
+        # Imported by address, since the store can't import the module that shows it.
         return str(at_address("notebook:html")(self))
 
 
@@ -389,7 +389,7 @@ def require_file(path: Path | str) -> Path:
 
 
 def part_of_name(text: str, otherwise: str = "plot") -> str:
-    """A text as a part of a file's name; ``otherwise`` if nothing of it can be one."""
+    """A text as part of a file name; ``otherwise`` if none of its characters can be used."""
     return re.sub(r"[^\w.=-]+", "-", text).strip("-.") or otherwise
 
 
@@ -450,12 +450,12 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
 
 
 _LENT: set[str] = set()
-"""Outputs whose locks are held by the process for which this one works."""
+"""Outputs whose locks are held by the process on whose behalf this one works."""
 
 
 @contextlib.contextmanager
 def lent_lock(output: Path | str) -> Iterator[None]:
-    """Count the lock of ``output`` as held by this process, which works for the one that holds it."""
+    """Treat the lock of ``output`` as held by this process, which works for the process that holds it."""
     name = os.path.realpath(output)
     _LENT.add(name)
     try:
@@ -475,7 +475,7 @@ def holds_lock(output: Path | str) -> bool:
 
 
 def remove_lock_of(output: Path | str, hosts: Collection[str]) -> None:
-    """Remove an output's lock if a process of one of these hosts, which are no more, holds it."""
+    """Remove an output's lock if its holder ran on one of ``hosts``, which no longer exist."""
     path = lock_path(os.path.realpath(output))
     with contextlib.suppress(FileNotFoundError):
         content = _lock_content(path)
@@ -506,7 +506,7 @@ def _created(path: Path) -> BinaryIO | None:
         file.close()
         raise
     if not kept:
-        file.close()  # systems without such locks (Windows) don't remove open files
+        file.close()  # a system without such locks (Windows) can't remove a file that is open
     return file
 
 
@@ -547,7 +547,7 @@ def _is_left(path: Path, content: bytes, age: float) -> bool:
         return age > _NAMELESS_AFTER
     if holder["place"] == pid_namespace():
         return is_dead(holder["pid"], holder["started"])
-    # A restarted container doesn't see its former processes, but their locks of the system are free.
+    # A restarted container doesn't see its former processes, but the system has freed their locks.
     if not holder["kept"] or holder["host"] != socket.gethostname():
         return False
     with path.open("r+b") as file:
@@ -570,5 +570,5 @@ def _refused(path: Path, output: Path | str, content: bytes) -> BusyError:
     holder = _holder(content)
     who = "process {pid} on host {host}, since {since}".format(**holder) if holder else "another process"
     here = holder is not None and holder["place"] == pid_namespace()
-    fix = "wait for it, or stop it" if here else f"wait for it; if it is no more, delete {path}"
+    fix = "wait for it, or stop it" if here else f"wait for it; if it no longer runs, delete {path}"
     return BusyError("another process is writing this output", where=output, found=who, fix=fix)

@@ -59,7 +59,7 @@ MAX_OBJECTS = 20_000
 MAX_GROUP_DEPTH = 4
 
 MAX_READ_RATIO = 2
-"""Rows between the wanted ones are read too, if the total is at most so many times the number wanted."""
+"""Rows between the wanted ones are read too, if the total is at most this many times the number wanted."""
 
 _FILTERS = (h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE)
 
@@ -74,7 +74,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except READ_ERRORS as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            raise  # too many open files: the file isn't to blame
+            raise  # too many open files, which isn't this file's fault
         text = one_line(error)
         if "truncated file" in text:
             raise InputError("a file that was cut short", where=path, found=text, fix=MAKE_AGAIN) from error
@@ -187,7 +187,7 @@ _MADE_BY = {
     "ncm-pairs": "ncm pairs {} -f FEATURES.h5 -o PAIRS.h5 makes a pair store of a table",
     "ncm-features": "ncm embed {} -o FEATURES.h5 makes a feature store of a manifest",
 }
-"""The command that makes each format of a table."""
+"""For each format, the command that makes such a file from a table."""
 
 
 class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
@@ -208,7 +208,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
             fix = None
             if sniff(head) in (None, "Parquet"):
                 fix = _MADE_BY.get(format_name, "").format(self.path) or None
-            found = f"no HDF5 file but {described(head)}"
+            found = f"not an HDF5 file but {described(head)}"
             raise InputError(f"not {what}", where=self.path, found=found, expected=format_name, fix=fix)
         with reading(self.path):
             self._file = h5py.File(self.path, "r", locking=False)
@@ -427,7 +427,7 @@ class Sink(io.FileIO):
 
 @contextlib.contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Delay Ctrl-C to the end of a short block: inside HDF5 it would look like a failed write."""
+    """Delay Ctrl-C to the end of a short block, since inside HDF5 it would look like a failed write."""
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread ever sees KeyboardInterrupt.
         yield
@@ -503,7 +503,7 @@ class H5Writer:
         self.digests[name] = array_digest(little)
 
     def text(self, name: str, items: Sequence[str], *, what: str, any_bytes: bool = False) -> None:
-        """Write texts as fixed-length UTF-8, padded with NUL; ``any_bytes`` allows file names that aren't."""
+        """Write texts as fixed-length UTF-8, padded with NUL; ``any_bytes`` allows text that isn't UTF-8."""
         encoded = encode_text(items, what, any_bytes=any_bytes)
         width = max(map(len, encoded), default=1) or 1
         dtype = h5py.string_dtype("utf-8", width)

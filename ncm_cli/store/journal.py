@@ -1,4 +1,4 @@
-"""The rows completed so far of an output still being written: images of an embedding, chunks of a sweep.
+"""The finished rows of an output that is still being written: images of an embedding, chunks of a sweep.
 
 The folder ``.NAME.partial`` beside the output ``NAME`` holds ``journal.json`` (what is being made) and
 ``rows.log``, to which rows are appended. A row is::
@@ -10,9 +10,10 @@ A process killed at any moment leaves at most one row half-written, at the end; 
 is opened again. Rows whose bytes have changed are dropped and counted as well; all dropped rows are computed
 again.
 
-Processes that share one output's rows have a log each, ``rows.I-of-N.log``, and say in ``I-of-N.json`` what
-they share and whether they are done; each reads the rows of all. The folder and its key are made, compared
-and deleted under the output's writer lock; a log is written under its own lock.
+Processes that share the rows of one output have a log each, ``rows.I-of-N.log``. Each process records in
+``I-of-N.json`` a digest of the plan by which the rows are shared, and whether it is done; it reads the rows
+of all. The folder and its key are made, compared and deleted under the output's writer lock; a log is
+written under its own lock.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def prepare(output: Path | str, key: Mapping[str, Any], *, replace: bool = False
                     raise error from None
                 remove_journal(output)
         if not facts.exists():
-            # Rows without a key can't be trusted to be of this run.
+            # Rows without a key may be those of another run.
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             body = {"ncm_version": __version__, "output": Path(output).name, "key": ours}
@@ -144,8 +145,8 @@ def prepare(output: Path | str, key: Mapping[str, Any], *, replace: bool = False
 class Journal(contextlib.AbstractContextManager["Journal"]):
     """Durable rows of one output, images or chunks. The caller holds the writer lock of the output.
 
-    With ``part`` rows are added to the log of that part, whose lock is enough. Memory: about 250 bytes a
-    row; what is in them stays on disk.
+    With ``part``, rows are added to the log of that part, and its lock is enough. Memory: about 250 bytes a
+    row, since the rows' contents stay on disk.
 
     Attributes
     ----------
@@ -212,7 +213,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             self.sync()
 
     def lookup(self, id: str) -> ImageFile | None:
-        """The finished image of that id (the last one, if it was finished twice), or None."""
+        """The finished image with that id (the last one, if it was finished twice), or None."""
         return ImageFile(*self._read(id)[0]) if id in self._places else None
 
     def take(self, ids: Sequence[str]) -> np.ndarray:
@@ -233,7 +234,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self.sync()
 
     def get(self, id: str) -> dict[str, np.ndarray] | None:
-        """The arrays of the finished chunk of that id, or None."""
+        """The arrays of the finished chunk with that id, or None."""
         if id not in self._places:
             return None
         with np.load(io.BytesIO(self._read(id)[1]), allow_pickle=False) as found:
@@ -354,7 +355,7 @@ def _read_record(log: BinaryIO | mmap.mmap, offset: int, size: int) -> tuple[Rec
 def _scan(path: Path) -> Iterator[tuple[int, int, Record | None]]:
     """Yield (offset, end, row) of every row in a log; None for a damaged one.
 
-    What a killed writer left half-written at the end is passed over.
+    A row that a killed writer left half-written at the end is skipped.
     """
     size = path.stat().st_size
     if not size:  # nothing to map

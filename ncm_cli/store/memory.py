@@ -1,4 +1,4 @@
-"""Data frames and arrays that Python gives in place of files; a digest of what was given is recorded."""
+"""Data frames and arrays that Python gives in place of files; their digests are recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GivenTable(NumberedRows):
 
 
 class GivenArray:
-    """An array of numpy's, or a tensor of torch's."""
+    """A numpy array or a torch tensor."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

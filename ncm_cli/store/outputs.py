@@ -1,4 +1,4 @@
-"""Which files may be replaced: none that is read, and only outputs of the same command."""
+"""Which files a command may replace: only outputs of the same command, and no file that it reads."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ncm_cli.store.files import refuse_no_file, relative
 from ncm_cli.store.sniff import sniff
 
 STDOUT = Path("-")
-"""An output option's value for standard output, which is no file."""
+"""An output option's value for standard output, which isn't a file."""
 
 MAX_HEADER_BYTES = 64 << 20
 """Longest header of a safetensors file that is looked at."""
 
 _KIND_BYTES = 1 << 12
-"""Bytes that tell all kinds but stores and probes."""
+"""The number of bytes that is enough to tell all kinds but stores and probes."""
 
 
 def _store(name: str) -> str:
-    # What can't be read at all may be the output that is to be made again.
+    # An unreadable file may be a damaged output that the command is to make again.
     return rf"HDF5 ({name}|damaged)\Z"
 
 
@@ -54,7 +54,7 @@ KINDS = {
         r"\*\*[^\n]+\*\*\n\n\| .*\n\|-|% needs \\usepackage\{booktabs\}|table,|[^\n]+\n\n[^\n]+\n--[- ]*\n",
     ),
     "page": ("a page of ncm report", '<!doctype html>.*<meta name="generator" content="ncm '),
-    # 180 dots an inch, which no camera says; matplotlib's own name, and the comment that its PDFs begin with.
+    # 180 dots an inch, which no camera writes; matplotlib's own name; the comment that its PDFs begin with.
     "plot": (
         "a plot",
         r"\x89PNG.{29}\0\0\0\x09pHYs\0\0\x1b\xaf\0\0\x1b\xaf|<\?xml.*matplotlib|"
@@ -65,9 +65,9 @@ KINDS = {
 
 
 def check_outputs(options: Any) -> None:
-    """A `UsageError` or `InputError` if a command with these options can't write, or would lose, a file.
+    """Raise `UsageError` or `InputError` if a command with these options can't write, or would lose, a file.
 
-    In a folder its writers ask for each file with `refuse_other`; ``ncm data`` replaces folders of its own.
+    For an output folder, its writers call `refuse_other` on each file; ``ncm data`` replaces its own folders.
     """
     refuse_replacing(options)
     for field in fields_of(type(options)):
@@ -80,7 +80,7 @@ def check_outputs(options: Any) -> None:
 
 
 def check_place(field: Field, output: Path) -> None:
-    """Raise `InputError` if an output is a folder or no regular file, or if its folder is a file."""
+    """Raise `InputError` if an output is a folder or not a regular file, or if its folder is a file."""
     if field.is_folder:
         refuse_no_folder(output)
     elif output != STDOUT:
@@ -104,7 +104,7 @@ def refuse_no_folder(path: Path) -> None:
         raise InputError("a file where a folder is expected", where=relative(place, Path.cwd()), fix=fix)
     writable = os.access(place, os.W_OK)
     if writable and place.stat().st_dev in _kernel_devices():
-        writable = False  # root may write to every folder, but not even root makes a file there
+        writable = False  # root may write to every folder, but even root can't make a file there
     if not writable:
         raise InputError("a folder that can't be written to", where=place, fix="write to another place")
 
@@ -116,14 +116,14 @@ def _kernel_devices() -> set[int]:
 
 
 def refuse_replacing(options: Any) -> None:
-    """A `UsageError` if a file that is to be written is one that is read, or written twice."""
+    """Raise `UsageError` if a file would be both read and written, or written twice."""
     fields = fields_of(type(options))
     written: dict[Path, str] = {}
     for field in fields:
         output = getattr(options, field.name) if field.role == "output" else None
         for path in field.all_files(output) if output else ():
             if (other := written.setdefault(path.absolute(), field.flag)) != field.flag:
-                raise UsageError(f"{other} and {field.flag} name one file", where=path, fix="name two")
+                raise UsageError(f"{other} and {field.flag} name the same file", where=path, fix="two names")
     for field in fields:
         read = _present(options, field) if field.role in ("input", "name-or-input") else []
         for output in filter(is_file, written):
@@ -133,14 +133,14 @@ def refuse_replacing(options: Any) -> None:
 
 
 def _present(options: Any, field: Field) -> list[Path]:
-    """The files there are among the paths in one field."""
+    """The files that exist among the paths in one field."""
     items = values_of(getattr(options, field.name))
     paths = [Path(item) for item in items if isinstance(item, str | Path) and str(item)]
     return [path for path in paths if is_file(path)]
 
 
 def refuse_other(path: Path | str, kind: str) -> None:
-    """A `UsageError` if there is a file that isn't of this kind of `KINDS`; an empty one is none."""
+    """Raise `UsageError` for a file that isn't of this kind of `KINDS`, unless it is empty."""
     path = Path(path)
     if not is_file(path) or not (start := _start(path)).strip():
         return
@@ -165,7 +165,7 @@ def _start(path: Path) -> bytes:
             length = int.from_bytes(head[:8], "little")
             if sniff(head) == "safetensors" and length < MAX_HEADER_BYTES:
                 head += stream.read(max(0, 8 + length - _KIND_BYTES))
-    except OSError:  # what can't be read can't be told; writing says why
+    except OSError:  # the kind of an unreadable file can't be told; writing it reports the error
         return b""
     if sniff(head) != "HDF5":
         return head

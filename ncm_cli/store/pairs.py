@@ -1,4 +1,4 @@
-"""The pair store: matched rows, and the spectrum of the differences of those that aren't held out."""
+"""The pair store: matched rows, and the spectrum of differences of the pairs that aren't held out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAME_ID = "same-id"
 """The strategy that pairs rows with the same id in two stores: a row and its view, or two measurements."""
 
 COUNTERFACTUAL, MATCHED = "counterfactual", "matched"
-"""Values of the option ``kind``: pairs of one thing seen twice, or of two different rows of one label."""
+"""Values of the option ``kind``: pairs of one thing seen twice, or of two different rows with one label."""
 
 
 class _Options(TypedDict, total=False):
@@ -130,7 +130,7 @@ class PairStore(Shown):
     @functools.cached_property
     def delta(self) -> np.ndarray:
         """float32 (d, k), column j = a_j − b_j."""
-        with np.errstate(over="ignore"):  # an infinite one is refused on writing and reading
+        with np.errstate(over="ignore"):  # infinite differences are refused on writing and reading
             return np.ascontiguousarray((self.features_a - self.features_b).T)
 
     @functools.cached_property
@@ -187,16 +187,16 @@ def read_pairs(path: Path | str) -> PairStore:
 
 
 def _fault(store: PairStore) -> tuple[str, object, object] | None:
-    """(what, found, expected) of pairs that contradict themselves."""
+    """(what, found, expected) if the arrays of a store contradict one another; None if they don't."""
     k, d = store.pairs, store.dim
     if not k or not d:
         return "no pairs to store", f"{k} pairs of width {d}", None
     for name, shape in {"features_a": (k, d), "features_b": (k, d), "holdout": (k,)}.items():
         if np.shape(getattr(store, name)) != shape:
-            return f"{name} of another shape", np.shape(getattr(store, name)), shape
+            return f"{name} of the wrong shape", np.shape(getattr(store, name)), shape
     for name in _TEXTS:
         if len(getattr(store, name)) != k:
-            return f"{name} of another length", len(getattr(store, name)), k
+            return f"{name} of the wrong length", len(getattr(store, name)), k
     for name in ("features_a", "features_b", "delta"):
         values = store.delta.T if name == "delta" else getattr(store, name)
         bad = np.flatnonzero(~np.isfinite(values).all(axis=1))

@@ -33,7 +33,7 @@ TUNED = "ncm-finetuned"
 """The format of checkpoints of `ncm finetune`: the state of a timm model, ``representation`` wide."""
 
 LARGEST_SKEW = 1e-6
-"""Largest ‖weight @ basis‖ over ‖weight‖: float64 rounding stays far below, a forgotten fold far above."""
+"""Largest ‖weight @ basis‖ / ‖weight‖: rounding is far below it, an unfolded projection far above."""
 
 _TENSORS = ("weight", "bias", "basis", "singular_values")
 _SCALING = ("mean", "scale")
@@ -52,11 +52,11 @@ class Probe(Shown):
     singular_values: np.ndarray
     """float64 (m,): singular values of the pairs that made the basis; empty without pairs."""
     mean: np.ndarray | None = None
-    """float64 (d,), of standard scaling only."""
+    """float64 (d,), with standard scaling only."""
     scale: np.ndarray | None = None
-    """float64 (d,), of standard scaling only."""
+    """float64 (d,), with standard scaling only."""
     classes: tuple[str, ...]
-    """In the order of the logits; of two classes, the single logit is the second's. Empty for regression."""
+    """In the order of the logits; with two, the single logit is that of the second. Empty for regression."""
     task: str
     """``classification`` or ``regression``."""
     target: str
@@ -144,7 +144,7 @@ def write_probe(path: Path | str, probe: Probe) -> None:
         raise InputError(what, where=path, found=found, expected=expected)
     tensors, meta = probe.tensors(), jsonable(probe.meta)
     if wrong := misfit(meta, Record, "meta"):
-        raise InputError(f"{wrong[0]} of another type", where=path, found=wrong[1], expected=wrong[2])
+        raise InputError(f"{wrong[0]} of the wrong type", where=path, found=wrong[1], expected=wrong[2])
     metadata = {
         "ncm_format": FORMAT,
         "ncm_format_version": str(VERSION),
@@ -193,7 +193,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
     if sniff(head) != "safetensors" or int.from_bytes(head[:8], "little") > MAX_HEADER_BYTES:
-        found = f"no safetensors file but {described(head)}"
+        found = f"not a safetensors file but {described(head)}"
         raise InputError("not a probe", where=path, found=found, expected=FORMAT)
     try:
         with safe_open(path, framework="numpy") as file:
@@ -222,16 +222,16 @@ def _file_digest(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> st
 
 
 def _fault(probe: Probe) -> tuple[str, object, object] | None:
-    """(what, found, expected) of a probe that contradicts itself."""
+    """(what, found, expected) of a probe that contradicts itself; None for any other."""
     if np.ndim(probe.weight) != 2 or np.ndim(probe.basis) != 2 or 0 in np.shape(probe.weight):
-        return "weights of another shape", np.shape(probe.weight), "(C, d)"
+        return "weights of the wrong shape", np.shape(probe.weight), "(C, d)"
     C, d = np.shape(probe.weight)
     shapes: dict[str, tuple[int, ...]] = {"bias": (C,), "basis": (d, np.shape(probe.basis)[1])}
     shapes["singular_values"] = (np.size(probe.singular_values),)
     shapes |= {name: (d,) for name in _SCALING if getattr(probe, name) is not None}
     for name, shape in shapes.items():
         if np.shape(getattr(probe, name)) != shape:
-            return f"{name} of another shape", np.shape(getattr(probe, name)), shape
+            return f"{name} of the wrong shape", np.shape(getattr(probe, name)), shape
     if probe.task not in ("classification", "regression"):
         return "an unknown task", probe.task, "classification or regression"
     wanted, have = 0 if probe.task == "regression" else 2 if C == 1 else C, len(set(probe.classes))
@@ -253,7 +253,7 @@ def _fault(probe: Probe) -> tuple[str, object, object] | None:
     selection = probe.meta.get("selection") or {}
     candidates = len(selection.get("path") or ())
     if candidates and not 0 <= selection.get("chosen", -1) < candidates:
-        return "a choice that its path doesn't have", selection.get("chosen"), f"one of {candidates}"
+        return "a chosen candidate that isn't in the path", selection.get("chosen"), f"one of {candidates}"
     for part, text in (probe.meta.get("rows") or {}).items():
         try:
             _recorded(text)
@@ -314,9 +314,9 @@ def export_sklearn(path: Path, probe: Probe) -> None:
 def export_onnx(path: Path, probe: Probe) -> None:
     """A graph from ``features`` float32 (n, d) to ``logits`` (n, C) and, for classes, ``probabilities``.
 
-    Probabilities have a column a class. Inside everything is float64, as in ncm:
-    float32 would lose the differences of a feature whose mean is far above its deviation. Raises `InputError`
-    without the optional package ``onnx``.
+    Probabilities have one column a class. Inside the graph everything is float64, as in ncm, because float32
+    would lose the differences of a feature whose mean is far above its deviation. Raises `InputError` without
+    the optional package ``onnx``.
     """
     try:
         import onnx
@@ -359,7 +359,7 @@ def export_onnx(path: Path, probe: Probe) -> None:
         [numpy_helper.from_array(np.asarray(a, np.float64), n) for n, a in constants.items() if n in used],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], producer_name="ncm-cli")
-    # Version 8 of the file format is read by runtimes since 2022; the newest may not be.
+    # Runtimes since 2022 read version 8 of the file format, but perhaps not the newest one.
     model.ir_version = min(model.ir_version, 8)
     facts = {"classes": list(probe.classes), "task": probe.task, "target": probe.target}
     helper.set_model_props(model, {"ncm": json.dumps({**facts, "fingerprint": probe.fingerprint})})
@@ -368,7 +368,7 @@ def export_onnx(path: Path, probe: Probe) -> None:
 
 
 def folded(probe: Probe) -> tuple[np.ndarray, np.ndarray, bool]:
-    """(weight, bias, whether rows are divided by their norm first), float64, for features as they are."""
+    """(weight, bias, whether rows are divided by their norm first), float64, for unscaled features."""
     scaling = probe.meta.get("scaling") or {}
     kind, factor = scaling.get("kind", "none"), float(scaling.get("factor") or 1.0)
     if kind == "standard" and probe.mean is not None and probe.scale is not None:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 class _Estimate(TypedDict):
     value: float
     low: float | None
-    """None if it is infinite, as for the upper end."""
+    """None if it is infinite, and so is ``high``."""
     high: float | None
 
 

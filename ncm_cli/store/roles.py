@@ -1,6 +1,6 @@
 """The meaning of columns: groups, splits and targets.
 
-Every command uses these, so that all protect the same rows.
+Every command uses these definitions, so that all protect the same rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_CLASSES = "--task regression in ncm fit, or name a column of classes with --
 
 
 MAX_LISTED_COMBINATIONS = 256
-"""Up to this number of combinations all are listed; beyond, only those that occur in the store."""
+"""If there are more combinations than this, only those that occur in the store are listed."""
 
 
 MAX_NUMERIC_GROUPS = 200
@@ -80,7 +80,7 @@ class Groups:
         return {column: value for column, value in zip(self.columns, self.keys[index], strict=True) if value}
 
     def lacking(self, codes: Codes) -> Iterator[tuple[str, int]]:
-        """Each crossing's columns, and how many rows with these codes (n, crossings) aren't in its groups."""
+        """Each crossing's columns, and how many rows of codes (n, crossings) are in none of its groups."""
         for columns, crossed in zip(self.crossings, codes.T, strict=True):
             yield ",".join(columns), int((crossed < 0).sum())
 
@@ -94,7 +94,7 @@ def make_groups(store: FeatureRows, names: str) -> Groups:
     """The groups of ``names``: "label,place" is one crossing, "label,male;label,black" are two that overlap.
 
     Combinations without a row are kept (with n = 0) up to `MAX_LISTED_COMBINATIONS`, in the order of the
-    columns' categories. No names are no group.
+    columns' categories. Without names there are no groups.
 
     Raises `InputError` for a column that isn't there, or a numeric one with more than `MAX_NUMERIC_GROUPS`
     values.
@@ -147,7 +147,7 @@ def _grouping(store: FeatureRows, name: str) -> Column:
     count = len(column.categories)
     if column is not store.column(name) and count > MAX_NUMERIC_GROUPS:
         raise InputError(
-            f"the numeric column {name!r} has too many values to be groups",
+            f"the numeric column {name!r} has too many values to form groups",
             where=store.path,
             found=f"{count} values",
             expected=f"at most {MAX_NUMERIC_GROUPS}",

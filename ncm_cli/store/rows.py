@@ -1,4 +1,4 @@
-"""Rows of features with ids and columns, whether a file holds them or memory does."""
+"""Rows of features with ids and columns, in a file or in memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FeatureRows(abc.ABC):
 
     @property
     def row_numbers_of(self) -> str | None:
-        """The digest of the table whose rows' numbers are the ids; None for ids of a column."""
+        """The digest of the table whose row numbers are the ids; None if a column has the ids."""
         return None
 
     @property
@@ -77,7 +77,7 @@ class FeatureRows(abc.ABC):
         """float32 (n, d): the features of ``rows`` (positions, or a bool mask), in the order asked for."""
 
     def rows_of(self, rows: np.ndarray) -> Features:
-        """The features of ``rows`` as by `read`, or in blocks if they are too many for memory."""
+        """The features of ``rows`` as `read` gives them, or in blocks if they exceed the memory budget."""
         return self.read(rows)
 
     def positions(self, ids: Sequence[str]) -> np.ndarray:
@@ -97,7 +97,7 @@ class FeatureRows(abc.ABC):
         return np.asarray(first[number], np.int64)
 
     def copies_of(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(N,) the rows of a mask (N,), and all others of equal content: see `content_nodes`."""
+        """(N,) the rows of a mask (N,), and all other rows with equal content: see `content_nodes`."""
         nodes = self.content_nodes
         return np.isin(nodes, nodes[rows])
 
@@ -110,7 +110,7 @@ class FeatureRows(abc.ABC):
         return name if name in self.columns else None
 
     def column(self, name: str) -> AnyColumn:
-        """A column by name, as `own_column` takes it; raises `InputError` that lists those there are."""
+        """A column by name, as `own_column` takes it; an `InputError` lists the existing columns."""
         found = self.own_column(name)
         if found is None:
             raise unknown("column", name, self.columns, where=self.path)
@@ -153,7 +153,7 @@ class FeatureRows(abc.ABC):
                 raise ValueError(f"a mask of shape {asked.shape} for {self.rows} rows")
             return np.flatnonzero(asked).astype(np.int64)
         positions = asked.reshape(-1).astype(np.int64)
-        # -1 is what `positions` says of an unknown id, and must not read the last row.
+        # `positions` gives -1 for an unknown id, which must not read the last row.
         if positions.size and (positions.min() < 0 or positions.max() >= self.rows):
             raise IndexError(f"rows from {positions.min()} to {positions.max()} of {self.rows}")
         return positions

@@ -1,7 +1,7 @@
-"""Checks the types in a JSON document, so that only its reader needs to check them.
+"""Checks the types in a JSON document when it is read, so that later code can rely on them.
 
 A schema is a type as Python writes it: ``str``, ``bool``, ``int``, ``float`` (any number), None, ``Any``, a
-union, ``list[T]``, ``dict[str, T]``, or a ``TypedDict``, beside whose names there may be others.
+union, ``list[T]``, ``dict[str, T]``, or a ``TypedDict``, which allows further names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORDS = {
 def misfit(value: Any, schema: Any, name: str = "") -> tuple[str, Any, str] | None:
     """(name, found, expected) of the first value that doesn't fit; None if all do.
 
-    Whatever the schema, numbers must be finite and within 64 bits, and text Unicode or the name of a file.
+    Whatever the schema, numbers must be finite and within 64 bits, and text must be Unicode or a file name.
     """
     items: Iterable[tuple[Any, Any, Any]]
     if get_origin(schema) in (Union, types.UnionType):

@@ -68,7 +68,7 @@ _PATTERN = re.compile(
 
 
 def described(head: bytes) -> str:
-    """What a file is that begins with these bytes, in words."""
+    """The kind of a file that begins with these bytes, in words."""
     kind = sniff(head)
     if kind is not None:
         known = {"HDF5": ", as feature and pair stores are", "safetensors": ", as probes are"}
@@ -81,6 +81,6 @@ def described(head: bytes) -> str:
 
 
 def sniff(head: bytes) -> str | None:
-    """The kind of a file that begins with these bytes, `HEAD_BYTES` or all, or None: a key of `WORDS`."""
+    """A file's kind, a key of `WORDS`, by its first `HEAD_BYTES` bytes, or all of them; None if unknown."""
     found = _PATTERN.match(head)
     return found.lastgroup if found else None

@@ -75,7 +75,7 @@ class Table:
         close = nearest(name, self.columns)
         hints = [f"did you mean {close!r}?"] if close else []
         if any(map(_IMAGE_NAME.fullmatch, self.columns)) or all(map(_NUMBER.fullmatch, self.columns)):
-            hints.append("the names look like a row's values: put a line with the columns' names above it")
+            hints.append("the names look like a row's values: put a line with the columns' names above them")
         elif option:
             hints.append(f"name the column with {option}")
         if len(self.columns) == 1:
@@ -103,7 +103,7 @@ def without_saved_index(names: Iterable[str]) -> list[str]:
 
 
 def refuse_repeated(names: Iterable[str], where: object) -> None:
-    """Raise `InputError` for columns of one name."""
+    """Raise `InputError` for columns with the same name."""
     repeated = [repr(name) for name, count in Counter(names).items() if count > 1]
     if repeated:
         found, fix = listing(repeated), "rename one of them"

@@ -1,4 +1,4 @@
-"""Tables of text, CSV and TSV, and Parquet tables as such.
+"""Reads CSV, TSV and Parquet tables as text, and writes CSV.
 
 The reader takes the variants that people save, and names the row that it can't read. The writer has one form:
 a header line, one line end, one way to write a number.
@@ -84,7 +84,7 @@ SAMPLE_RECORDS = 50
 """Records from which the separator is determined."""
 
 MAX_FIELD_CHARACTERS = 131_072
-"""Most characters in a field; in a longer one a quotation mark is nearly always left open."""
+"""Most characters in a field; a longer one nearly always has a quotation mark that was left open."""
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _SEPARATOR_LINE = re.compile(r'"?sep=(\S|\t)"?\1* *', re.IGNORECASE)
@@ -99,7 +99,7 @@ _DECIMAL_POINT, _DECIMAL_COMMA = (
 
 _BINARY = {"HDF5", "safetensors", "zip", "npy", "pickle", "JPEG", "PNG", "TIFF", "JPEG2000", "ICO", "gzip"}
 _BINARY |= {"Excel", "PDF", "LFS"}
-"""Kinds of files whose signature is no text that a table may begin with."""
+"""Kinds of files whose signature can't be the beginning of a table."""
 
 _UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
@@ -149,7 +149,7 @@ def read_table(path: str | os.PathLike[str] | Table, *, what: str = "manifest") 
         raise InputError(
             f"{len(lines):,} rows where the line above the header says {source.count:,}",
             where=source.path,
-            fix=f"if none is lost, write {len(lines)} there",
+            fix=f"if no row is missing, write {len(lines)} there",
         )
     names = tuple(source.kept.values())
     return Table(
@@ -392,8 +392,8 @@ def _line_of(before: str) -> int:
 def _separated(source: _Source, stated: str | None) -> _Source:
     """The source with the separator that splits the first records most evenly, and then into the most fields.
 
-    If no separator splits the header, the table has a single column. A separator that all rows have equally
-    often is then chosen all the same, so that the header is refused.
+    If no separator splits the header, the table has a single column. A separator that occurs equally often in
+    all rows is still chosen then, so that the header is refused.
     """
     if stated is not None and source.lengths(stated)[:1] > [1]:
         return replace(source, delimiter=stated)
@@ -464,7 +464,7 @@ def _header_alone(source: _Source) -> InputError | None:
     if len(header) + 1 == len(rows[0][1]) and not any(record[-1].strip() for _, record in rows):
         fix = "all rows end with a separator: put one at the end of the header, too"
     elif second == first + 1:
-        fix += f"; if line {first} is no part of the table: sed '{first}d' OLD > NEW"
+        fix += f"; if line {first} isn't part of the table: sed '{first}d' OLD > NEW"
     return InputError(
         f"the header has {len(header)} fields where all rows have {fields.pop()}",
         where=f"{source.path}, line {first}",

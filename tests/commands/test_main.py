@@ -234,9 +234,9 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path, capsys: pytest.CaptureF
     for line, words in (
         (["fit", "-f", store, "-p", table, "-o", "o"], f"text, such as a table.*try: ncm pairs {table}"),
         (["fit", "-f", store, "-p", store, "-o", "o"], "found: a feature store, ncm_format 'ncm-features'"),
-        (["fit", "-f", probe, "-o", "o"], "found: no HDF5 file but a safetensors file, as probes are"),
+        (["fit", "-f", probe, "-o", "o"], "found: not an HDF5 file but a safetensors file, as probes are"),
         (["fit", "-f", table, "-o", "o"], f"try: ncm embed {table} -o FEATURES.h5"),
-        (["eval", store, "-f", store], "found: no safetensors file but an HDF5 file, as feature and pair"),
+        (["eval", store, "-f", store], "found: not a safetensors file but an HDF5 file, as feature and pair"),
     ):
         assert main.run(line) == 3
         assert re.search(words, " ".join(capsys.readouterr().err.split())), line
@@ -268,7 +268,7 @@ def test_a_current_folder_that_is_gone_is_said(
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     assert main.run(["run", "digits", "--dry-run"]) == 3
-    assert "the current folder is no longer there" in capsys.readouterr().err
+    assert "the current folder no longer exists" in capsys.readouterr().err
     tmp_path.mkdir()
 
 

@@ -86,7 +86,7 @@ def test_a_cluster_without_a_gpu_or_with_fewer_cores_is_refused() -> None:
     refuse_small([NODE], "auto", cpus=8)
     with pytest.raises(InputError, match="no GPU"):
         refuse_small([NODE], "auto", gpu=True)
-    with pytest.raises(InputError, match="so many cores") as caught:
+    with pytest.raises(InputError, match="that many cores") as caught:
         refuse_small([NODE], "auto", cpus=9)
     assert caught.value.fix == "--cpus 8"
 

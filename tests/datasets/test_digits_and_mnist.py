@@ -123,7 +123,7 @@ def test_digits_are_scikit_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"flips": "0.1,2"}, "--flips are shares"),
+        ({"flips": "0.1,2"}, "--flips takes shares"),
         ({"label_noise": 1.5}, "--label-noise must be at most 1"),
         ({"pairs": -1}, "--pairs must be at least 0"),
         ({"pairs": 5000}, "more pairs than there are training digits"),

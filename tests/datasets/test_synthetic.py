@@ -110,7 +110,7 @@ def test_latents_have_the_stated_spread() -> None:
     [
         ({"spurious": 20}, "must leave an invariant dimension"),
         ({"scales": "0.1"}, "two or more different positive numbers"),
-        ({"test_scale": 0.2}, "is a training domain's scale"),
+        ({"test_scale": 0.2}, "equals a training domain's scale"),
         ({"pairs": 0}, "--pairs must be at least 1"),
         ({"noise": "-1"}, "can't be negative"),
     ],

@@ -130,7 +130,7 @@ def test_links_are_what_they_lead_to(tmp_path: Path) -> None:
     assert manifest.ids == ["t/pics/a", "t/pics/b/chain", "t/pics/b/up", "t/pics/z"]
     assert held(manifest) == [b"a"] * 4
     (note,) = (note for note in manifest.notes if "left out" in note)
-    assert "links to no file in the archive (3)" in note and "members that are no plain files (1)" in note
+    assert "links to no file in the archive (3)" in note and "members that aren't plain files (1)" in note
 
 
 @pytest.mark.parametrize("padding", [0, 512, 10_000 * 512])

@@ -428,7 +428,7 @@ def test_what_the_cluster_lacks_is_said_before_any_work(
     pictures = make_pictures(4)
     nodes.add()
     refused: list[tuple[dict[str, Any], type[NcmError], str]] = [
-        ({"cpus": 7}, InputError, "no node of the cluster has so many cores"),
+        ({"cpus": 7}, InputError, "no node of the cluster has that many cores"),
         ({"model": "timm:resnet18", "device": "cuda", "cpus": None}, InputError, "the cluster has no GPU"),
     ]
     for changes, error, match in refused:

@@ -540,5 +540,5 @@ def test_a_file_that_gives_nothing_is_refused(tmp_path: Path, monkeypatch: pytes
     read, _ = os.pipe()
     os.set_blocking(read, False)
     monkeypatch.setattr("ncm_cli.images.decode.open_regular", lambda path: os.fdopen(read, "rb", buffering=0))
-    with pytest.raises(DecodeError, match="no regular file"):
+    with pytest.raises(DecodeError, match="not a regular file"):
         read_bytes(tmp_path)

@@ -257,10 +257,10 @@ def folder_of(tmp_path: Path, tiny_clip, changes: dict[str, Any], preprocess: An
         ({"vision_cfg.timm_model_name": "https://evil/model"}, "names a model to fetch"),
         ({"vision_cfg.timm_model_name": ["resnet18"]}, "names a model to fetch"),
         ({"text_cfg.hf_model_name": "evil/model"}, "names a text model to fetch"),
-        ({"text_cfg.tokenizer_kwargs": {"trust_remote_code": True}}, "options that a tokenizer isn't given"),
-        ({"text_cfg.tokenizer_kwargs": {"bpe_path": "/etc/passwd"}}, "options that a tokenizer isn't given"),
-        ({"text_cfg.tokenizer_kwargs": {"cache_dir": "/tmp/x"}}, "options that a tokenizer isn't given"),
-        ({"text_cfg.tokenizer_kwargs": 3}, "options that a tokenizer isn't given"),
+        ({"text_cfg.tokenizer_kwargs": {"trust_remote_code": True}}, "options that a tokenizer may not have"),
+        ({"text_cfg.tokenizer_kwargs": {"bpe_path": "/etc/passwd"}}, "options that a tokenizer may not have"),
+        ({"text_cfg.tokenizer_kwargs": {"cache_dir": "/tmp/x"}}, "options that a tokenizer may not have"),
+        ({"text_cfg.tokenizer_kwargs": 3}, "options that a tokenizer may not have"),
     ],
 )
 def test_a_configuration_names_nothing_to_fetch(
@@ -319,7 +319,7 @@ def test_a_configuration_asks_for_no_more_than_its_weights_hold(
     load(f"local-dir:{tiny_clip.folder}")  # whatever is imported isn't measured
     folder = folder_of(tmp_path, tiny_clip, changes)
     began, before = time.monotonic(), peak()
-    with pytest.raises(InputError, match=r"larger than any that these weights could be of|can't build"):
+    with pytest.raises(InputError, match=r"network is too large|can't build"):
         load(f"local-dir:{folder}")
     assert time.monotonic() - began < 10  # 2 s on a machine of its own
     assert peak() - before < 500 << 20

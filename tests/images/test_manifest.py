@@ -254,7 +254,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     text = f"id,path\na,pipe.png\nb,loop.png\nc,{long}\nd,\ne,/dev/zero\n"
     with pytest.raises(InputError, match="5 of 5 image files") as caught:
         manifest_of(tmp_path, text, files=True)
-    for word in ("no regular file", "symbolic links", "too long", "'' is blank"):
+    for word in ("isn't a regular file", "symbolic links", "too long", "'' is blank"):
         assert word in str(caught.value)
 
 
@@ -279,7 +279,7 @@ def test_a_folder_without_layout_is_flat_or_by_label(tmp_path: Path) -> None:
     [
         (["a/1.jpg", "2.jpg"], ("label",), "don't lie where the layout says"),
         (["a/1.jpg"], ("domain", "label"), "don't lie where the layout says"),
-        (["a/b/1.jpg"], None, "what the folders mean must be said"),
+        (["a/b/1.jpg"], None, "the meaning of the folders isn't given"),
         (["notes.txt"], None, "no images in the folder"),
         ([], None, "no images in the folder"),
     ],

@@ -91,7 +91,7 @@ class TestClipRetrieval:
         X = clip_retrieval(tmp_path / "emb", [4])
         embedded(tmp_path / "emb")
         said = " ".join(capsys.readouterr().err.split())
-        assert "columns that are no short text are left out: 'tags', 'exif'" in said
+        assert "columns that aren't short text are left out: 'tags', 'exif'" in said
         assert f"--from-array {tmp_path}/emb/text_emb takes them instead" in said
         texts = embedded(tmp_path / "emb", from_array=tmp_path / "emb/text_emb", fresh=True)
         assert np.array_equal(texts.read(), -X)
@@ -106,7 +106,7 @@ class TestClipRetrieval:
         clip_retrieval(tmp_path / "emb", [3, 3])
         path = tmp_path / "emb/img_emb/img_emb_1.npy"
         np.save(path, np.load(path)[:2])
-        with pytest.raises(InputError, match="other numbers of rows") as caught:
+        with pytest.raises(InputError, match="different numbers of rows") as caught:
             embedded(tmp_path / "emb")
         assert caught.value.where == path
         assert "2 rows in it, 3 in metadata_1.parquet" in str(caught.value)
@@ -241,7 +241,7 @@ class TestImg2dataset:
     def test_pictures_without_a_row_are_refused(self, tmp_path: Path) -> None:
         folder = img2dataset(tmp_path / "files", "files")
         (folder / "00000/strange.jpg").write_bytes(jpeg("1"))
-        with pytest.raises(InputError, match="pictures that no table of downloads has") as caught:
+        with pytest.raises(InputError, match="pictures that aren't in any table of downloads") as caught:
             embedded(folder, model="pixels:4")
         assert "00000/strange" in str(caught.value)
 

@@ -281,7 +281,7 @@ def test_what_is_not_installed_is_named(pictures: Any, monkeypatch: pytest.Monke
     ("members", "said"),
     [
         ((("a.png", b"1"), ("a.png", b"2")), "a.png twice in one sample"),
-        ((("a.png", b"1"), ("a.json", b'["ab"]')), "a.json: no object"),
+        ((("a.png", b"1"), ("a.json", b'["ab"]')), "a.json: not an object"),
         ((("a.png", b"1"), ("a.json", b'{"x": "\\ud800"}')), "a.json: .*surrogates"),
         ((("a.png", b"1"), ("a.json", b'{"\\ud800": null}')), "a.json: .*surrogates"),
         ((("a.png", b"1"), ("a.cls", b"\xff")), "a.cls: .*decode"),

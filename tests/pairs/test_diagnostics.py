@@ -175,7 +175,7 @@ def test_the_command_fits_80_columns_in_any_encoding(
     assert done.returncode == 0, done.stderr
     assert max(map(len, out.splitlines())) <= 80
     assert ("█" if encoding == "utf-8" else "###") in out
-    assert "numerical rank" in out and "Look at these first" in out
+    assert "numerical rank" in out and "Look at these pairs first" in out
 
 
 def test_json_has_everything(make_store: Make, make_table: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_a_copy_is_the_same_recipe_and_replaces_nothing() -> None:
     assert copied.jobs == shipped.jobs
     assert "ncm run digits.yaml --set" in Path("digits.yaml").read_text()
     Path("digits.yaml").write_text("name: mine\n")
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(InputError, match="exists already"):
         copy_recipe(Path("digits"), replace=False)
     assert Path("digits.yaml").read_text() == "name: mine\n"
     copy_recipe(Path("digits"), replace=True)

@@ -138,9 +138,7 @@ def test_expectations_match_cells_by_their_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", ["1.1", "'1.1'", "11e-1"])
 def test_an_expectation_that_spells_a_cell_otherwise_is_refused(tmp_path: Path, written: str) -> None:
     expect = f"expect:\n  - {{metric: accuracy, v: {written}, min: .5}}\n"
-    with pytest.raises(
-        RecipeError, match=r"expect\[1\]\.v: the matrix writes this value as '1\.10'"
-    ) as caught:
+    with pytest.raises(RecipeError, match=r"expect\[1\]\.v: the matrix has this value as '1\.10'") as caught:
         _load(tmp_path, "[1.10, 2]", more=expect)
     assert [problem.line for problem in caught.value.problems] == [7]
     assert _load(tmp_path, "[1.10, 2]", "v=[2]", more=expect).expect[0].filters == {"v": written.strip("'")}

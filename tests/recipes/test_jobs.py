@@ -169,7 +169,7 @@ def test_failures_on_the_command_line(eight_steps: Path) -> None:
     assert [entry["step"] for entry in body["stopped"]] == ["report"]
     assert "eval (seed 1): bad input: " in done.stderr
     assert "warning: 2 steps failed: eval (seed 0), eval (seed 1)" in done.stderr
-    assert "1 didn't run, since they depend on a failed one: report (after eval (seed 0))" in done.stderr
+    assert "1 didn't run, since they depend on a failed step: report (after eval (seed 0))" in done.stderr
 
 
 @pytest.fixture

@@ -280,7 +280,7 @@ def test_prompts_stay_as_they_are_written(tmp_path: Path) -> None:
         ("name: x\nsteps:\n  - {}\n", "expected one step, found none"),
         ("name: x\nsteps:\n  - fit: 3\n", "expected a mapping of options"),
         ("name: x\nsteps:\n  - {nam: a, fit: {rank: x}}\n", "a rank grid that can't be read"),
-        ("name: x\nsteps:\n  - {name: 'a ${b}', fit: {}}\n", "a step's name takes no variables"),
+        ("name: x\nsteps:\n  - {name: 'a ${b}', fit: {}}\n", "a step's name can't hold variables"),
         (
             "name: x\nsteps:\n  - {name: a, fit: {}}\n  - {name: a, fit: {}}\n",
             "line 3 has a step of this name",
@@ -520,9 +520,9 @@ def test_outputs_stay_in_the_runs_folder(tmp_path: Path) -> None:
     )
     outside = "is outside the run's folder; ncm run --allow-outside writes there"
     own = {
-        8: "runs/x/report.json is the run's own",
-        9: "runs/x is the run's own",
-        10: "runs is the run's own",
+        8: "runs/x/report.json is reserved for the run itself",
+        9: "runs/x is reserved for the run itself",
+        10: "runs is reserved for the run itself",
     }
     found = {
         line: [problem.partition(": ")[2] for problem in own]

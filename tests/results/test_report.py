@@ -149,7 +149,7 @@ def test_nothing_to_report(tmp_path: Path) -> None:
 
 def test_a_result_of_another_kind(tmp_path: Path) -> None:
     write_result(tmp_path / "x.json", "info", {})
-    with pytest.raises(InputError, match="a result that no report is made from"):
+    with pytest.raises(InputError, match="a result that ncm report doesn't read"):
         _report(tmp_path / "x.json")
 
 

@@ -104,7 +104,7 @@ def test_every_row_is_a_dot_and_misses_are_left_of_zero(made: Path) -> None:
         accuracy = float(re.findall(r"removed: ([\d.]+) right", panel)[0])
         assert accuracy == pytest.approx(1 - np.mean(wrong), abs=1e-3)
     assert counts[0] == counts[1] and sum(counts[0].values()) == 60 and len(counts[0]) == 6
-    assert "60 of 60 rows, alike from all groups" in text
+    assert "60 of 60 rows, drawn evenly from all groups" in text
     assert "margin: the true class’s logit less the highest other" in text
     assert STRANGE not in text and CLASSES[0] not in text
     assert len(re.findall("<li data-id=[^>]* data-src=", text)) == 60

@@ -120,7 +120,7 @@ def test_a_lock_that_was_moved_away_is_removed_by_the_next_writer(tmp_path: Path
             "out of memory",
         ),
         (MemoryError(), "out of memory"),
-        (RuntimeError("can't start new thread"), "gives no more processes or threads"),
+        (RuntimeError("can't start new thread"), "allows no more processes or threads"),
     ],
 )
 def test_what_the_system_refuses_is_one_error(
@@ -156,4 +156,4 @@ def test_too_little_memory_is_said_before_libraries_wait_for_more(write_store: C
         words, capture_output=True, text=True, preexec_fn=limit, timeout=60, cwd=path.parent
     )
     assert done.returncode == 3
-    assert "too little memory to begin with" in done.stderr and "300 MiB (ulimit -v)" in done.stderr
+    assert "too little memory to start" in done.stderr and "300 MiB (ulimit -v)" in done.stderr

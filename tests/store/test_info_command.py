@@ -201,7 +201,7 @@ def test_checkpoints_are_opened_and_not_exported(tmp_path: Path, capsys: pytest.
     assert "--export needs a probe" in said
     assert "wrote" not in said
     assert not out.exists()
-    with pytest.raises(InputError, match="no report is made from"):
+    with pytest.raises(InputError, match="ncm report doesn't read"):
         read_sources([path])
 
 

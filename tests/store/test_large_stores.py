@@ -127,7 +127,7 @@ def test_a_damaged_block_is_told_before_anything_is_fitted(world: Any, in_blocks
 
 def test_the_memory_budget_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCM_MEMORY_MIB", "lots")
-    with pytest.raises(UsageError, match="no number of MiB"):
+    with pytest.raises(UsageError, match="not a number of MiB"):
         in_memory(np.zeros((2, 2)))
 
 

@@ -69,9 +69,9 @@ def test_pairs_of_an_earlier_version_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"features_b": np.zeros((6, 12), np.float32)}, "another shape"),
-        ({"holdout": np.zeros(3, bool)}, "another shape"),
-        ({"id_b": ("x",)}, "another length"),
+        ({"features_b": np.zeros((6, 12), np.float32)}, "wrong shape"),
+        ({"holdout": np.zeros(3, bool)}, "wrong shape"),
+        ({"id_b": ("x",)}, "wrong length"),
         ({"singular_values": np.full(6, np.nan)}, "finite"),
         ({"features_a": np.full((12, 6), np.inf, np.float32)}, "features_a that aren't finite"),
         ({"features_a": np.full((12, 6), 3e38, np.float32), "features_b": LOW}, "delta that aren't finite"),
@@ -141,14 +141,14 @@ def test_a_probe_needs_no_ncm_to_be_used(probe_path: Path) -> None:
     ("change", "message"),
     [
         ({"weight": np.ones((1, 6))}, "isn't folded into"),
-        ({"weight": np.ones((1, 5))}, "another shape"),
-        ({"weight": np.ones(6)}, "another shape"),
-        ({"bias": np.zeros(2)}, "another shape"),
+        ({"weight": np.ones((1, 5))}, "wrong shape"),
+        ({"weight": np.ones(6)}, "wrong shape"),
+        ({"bias": np.zeros(2)}, "wrong shape"),
         ({"bias": np.array([np.nan])}, "finite"),
         ({"classes": ("a", "b", "c")}, "classes"),
         ({"classes": ("a", "a")}, "classes"),
         ({"task": "ranking"}, "unknown task"),
-        ({"mean": np.zeros(5)}, "another shape"),
+        ({"mean": np.zeros(5)}, "wrong shape"),
         ({"meta": {"encoder": {"kind": "x"}, "fingerprint": "0"}}, "another encoder"),
     ],
 )
@@ -286,7 +286,7 @@ def test_a_sweep_and_the_table_of_another_are_not_taken_together(tmp_path: Path)
         if lr == 0.1:
             assert next(histories)[1].options == {"lr": 0.1}
         else:
-            with pytest.raises(MismatchError, match="of two sweeps"):
+            with pytest.raises(MismatchError, match="of different sweeps"):
                 next(histories)
 
 

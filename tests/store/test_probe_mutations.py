@@ -207,8 +207,8 @@ def test_classes_are_distinct_words(made: Made, classes: str) -> None:
     [
         (("scaling", "kind"), "none", "the feature scaling none"),
         (("scaling", "kind"), "other", "a feature scaling that isn't known"),
-        (("selection", "chosen"), 99, "a choice that its path doesn't have"),
-        (("selection", "chosen"), -1, "a choice that its path doesn't have"),
+        (("selection", "chosen"), 99, "a chosen candidate that isn't in the path"),
+        (("selection", "chosen"), -1, "a chosen candidate that isn't in the path"),
         (("rows", "train"), "AAAA", "ids of the train rows"),
         (("rows", "val"), "!" * 12, "ids of the val rows"),
         (("encoder", "model"), "another", "a fingerprint of another encoder"),

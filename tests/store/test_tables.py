@@ -272,7 +272,7 @@ def test_what_stands_around_a_table_is_named(
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("a.png 3\nb.png 4\n", ["look like a row's values", "put a line with the columns' names above it"]),
+        ("a.png 3\nb.png 4\n", ["look like a row's values", "put a line with the columns' names above them"]),
         ("0,1\n0,2\n", ["look like a row's values"]),
         ("# id,path\n1,a\n2,b\n", ["lines that start with # are taken for comments: 1"]),
         (

@@ -17,7 +17,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     body.append(...rows.map(([, row]) => row));
   }));
 }
-// Filters: a list of groups hides what is of another one.
+// Filters: choosing a group hides the tiles of other groups.
 for (const select of document.querySelectorAll("select[data-filters]")) {
   const items = [...document.getElementById(select.dataset.filters).querySelectorAll("[data-group]")];
   const said = select.closest(".filter").querySelector("output");
@@ -32,7 +32,7 @@ for (const select of document.querySelectorAll("select[data-filters]")) {
   select.addEventListener("change", show);
   show(); // a browser may have kept the choice of an earlier visit
 }
-// What is wider than the screen fades where it goes on.
+// A block wider than the screen fades at the edge beyond which it continues.
 for (const box of document.querySelectorAll(".scroll")) {
   const show = () => {
     box.classList.toggle("before", box.scrollLeft > 1);
@@ -44,7 +44,7 @@ for (const box of document.querySelectorAll(".scroll")) {
 for (const button of document.querySelectorAll("button[data-copies]")) {
   button.addEventListener("click", async () => {
     const text = document.getElementById(button.dataset.copies);
-    getSelection().selectAllChildren(text); // where the clipboard is barred, Ctrl-C does it
+    getSelection().selectAllChildren(text); // if the clipboard is blocked, Ctrl-C copies it
     try {
       await navigator.clipboard.writeText(text.textContent);
       button.textContent = "Copied";

@@ -11,7 +11,7 @@ for (const form of document.querySelectorAll("form.pairs")) {
     form.querySelector("output").textContent = out.length ? `${out.length} dropped, ${left} of those shown kept.` : "All pairs are kept.";
     for (const box of boxes) box.closest("li").classList.toggle("out", !box.checked);
   };
-  // Ticks last till the next visit, where the browser lets a file keep anything.
+  // Ticks are kept until the next visit, if the browser lets a file store anything.
   const key = `ncm pairs ${form.dataset.store}`;
   const pair = ({dataset: {a, b}}) => JSON.stringify([a, b]);
   try {
