@@ -35,11 +35,11 @@ def cluster_of(
     raise.
     """
     with connected(address, reporter) as ray:
-        found = nodes(ray)
-        refuse_small(found, address, cpus=cpus)
-        check_nodes(ray, found)
+        alive = nodes(ray)
+        refuse_small(alive, address, cpus=cpus)
+        check_nodes(ray, alive)
         cluster = ClusterTasks(ray, recipe, jobs, cpus=cpus, most=most)
-        cluster.check_folders(found)
+        cluster.check_folders(alive)
         yield cluster
 
 
@@ -176,7 +176,7 @@ def _step(place: _Place, cpus: int, order: Order, read: Sequence[Path]) -> list[
     from ncm_cli.images.reading import cores
 
     os.environ["LOCAL_WORLD_SIZE"] = str(max(1, cores() // cpus))
-    said: list[Message] = []
+    messages: list[Message] = []
     node = os.uname().nodename
     if (folder := place.unseen()) is not None:
         return [("outcome", Outcome(error=_not_seen(folder, node)))]
@@ -188,6 +188,6 @@ def _step(place: _Place, cpus: int, order: Order, read: Sequence[Path]) -> list[
             fix="put it on a disk that all nodes share",
         )
         return [("outcome", Outcome(error=error))]
-    outcome = do(order, lambda *message: said.append(message))
-    heard = [message for message in said if message[0] not in ("task", "advance", "end")]
+    outcome = do(order, lambda *message: messages.append(message))
+    heard = [message for message in messages if message[0] not in ("task", "advance", "end")]
     return [*heard, ("outcome", outcome)]

@@ -161,9 +161,9 @@ def read_about(file: Path) -> dict[str, str]:
     text = _read(file).decode("utf-8-sig")
     mistakes = Mistakes(file, text)
     root = parse(text, mistakes)
-    found = _about(root.value.get("about") if root and isinstance(root.value, dict) else None, mistakes)
+    about = _about(root.value.get("about") if root and isinstance(root.value, dict) else None, mistakes)
     mistakes.stop_if_any()
-    return dict.fromkeys(ABOUT, "") | found
+    return dict.fromkeys(ABOUT, "") | about
 
 
 def _about(node: Node | None, mistakes: Mistakes) -> dict[str, str]:

@@ -92,9 +92,9 @@ def _write_report(
 
 def shell_lines(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
     """Lines for bash that do the jobs' work and write the same files."""
-    here = Path.cwd()
-    out = relative(recipe.out, here)
-    lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(out))}"]
+    cwd = Path.cwd()
+    out = relative(recipe.out, cwd)
+    lines = [f"cd {shlex.quote(str(cwd))}", f"mkdir -p {shlex.quote(str(out))}"]
     for job in jobs:
         values = {field.name: getattr(job.options, field.name) for field in fields_of(type(job.options))}
         words = map(as_written, command_words(type(job.options), values))
@@ -197,9 +197,9 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """The output of ``--json``."""
         out = self.recipe.out
-        said = {"recipe": self.recipe.name, "out": out, "report": out / REPORT, "ran": self.ran}
-        said |= {"up_to_date": self.skipped, "failed": self.failed, "stopped": self.stopped}
-        return said | {"seconds": self.seconds, "rows": self.rows, "expect": self.comparisons}
+        body = {"recipe": self.recipe.name, "out": out, "report": out / REPORT, "ran": self.ran}
+        body |= {"up_to_date": self.skipped, "failed": self.failed, "stopped": self.stopped}
+        return body | {"seconds": self.seconds, "rows": self.rows, "expect": self.comparisons}
 
 
 class Workers(contextlib.AbstractContextManager[Any], Protocol):
@@ -297,14 +297,14 @@ def _one_by_one(
     for number, job in enumerate(ended.jobs):
         label = _label(number, ended.jobs)
         try:
-            found = due(job, recipe, state, label, force, reporter)
-            if found is not None:
-                result = perform(found.order, repetitions.reporter_of(job))
-                record(job, found.stamp, result, state, reporter)
+            due_job = due(job, recipe, state, label, force, reporter)
+            if due_job is not None:
+                result = perform(due_job.order, repetitions.reporter_of(job))
+                record(job, due_job.stamp, result, state, reporter)
         except NcmError:
             reporter.warn(f"{label} failed; the steps before it are kept")
             raise
-        (ended.skipped if found is None else ended.ran).append(number)
+        (ended.skipped if due_job is None else ended.ran).append(number)
 
 
 def _at_once(
@@ -331,8 +331,8 @@ def _at_once(
                 ended.failed[number] = error
                 stopped = schedule.fail(number)
                 task.advance(len(stopped))
-                more = f"; {len(stopped)} more steps depend on it and won't run" if stopped else ""
-                reporter.warn(f"{_label(number, jobs)} failed: {error.what}{more}")
+                consequence = f"; {len(stopped)} more steps depend on it and won't run" if stopped else ""
+                reporter.warn(f"{_label(number, jobs)} failed: {error.what}{consequence}")
             task.advance()
 
         while schedule.open:
@@ -341,15 +341,15 @@ def _at_once(
             if ready is not None:
                 schedule.start(ready)
                 try:
-                    found = due(jobs[ready], recipe, state, _label(ready, jobs), force, reporter)
+                    due_job = due(jobs[ready], recipe, state, _label(ready, jobs), force, reporter)
                 except NcmError as error:
                     end(ready, error)
                     continue
-                if found is None:
+                if due_job is None:
                     end(ready)
                 else:
-                    running[ready] = found
-                    workers.start(ready, found.order, gpus[ready])
+                    running[ready] = due_job
+                    workers.start(ready, due_job.order, gpus[ready])
                 continue
             if outcomes:  # recorded once all workers have something to do, since contents are compared
                 number, result = outcomes.popleft()
