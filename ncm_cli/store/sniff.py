@@ -82,5 +82,5 @@ def described(head: bytes) -> str:
 
 def sniff(head: bytes) -> str | None:
     """The kind of a file that begins with these bytes, `HEAD_BYTES` or all, or None: a key of `WORDS`."""
-    found = _PATTERN.match(head)
-    return found.lastgroup if found else None
+    match = _PATTERN.match(head)
+    return match.lastgroup if match else None
