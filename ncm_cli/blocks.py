@@ -82,8 +82,8 @@ class RowBlocks:
     ) -> RowBlocks:
         """The rows (n, dim) that ``function`` makes of rows (b, d); without ``dim`` the width stays d."""
         first = self._then
-        both = function if first is None else lambda rows: function(first(rows))
-        return RowBlocks(self._read, self._rows, dim or self.shape[1], both)
+        composed = function if first is None else lambda rows: function(first(rows))
+        return RowBlocks(self._read, self._rows, dim or self.shape[1], composed)
 
 
 Features = NDArray[np.floating[Any]] | RowBlocks

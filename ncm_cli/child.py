@@ -26,21 +26,21 @@ class Child:
     """A child process, as its parent uses it; needs a POSIX system."""
 
     def __init__(self, main: Main, *, environment: Mapping[str, str]) -> None:
-        self.socket, theirs = socket.socketpair()
+        self.socket, child_socket = socket.socketpair()
         self.connection = Connection(os.dup(self.socket.fileno()))
         places = [place for place in sys.path if isinstance(place, str)]
         program = (
             # An interrupt ends it without a traceback, unless `main` sets a handler.
             "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
             f"sys.path[:] = {places!r}; from ncm_cli.child import serve; "
-            f"from {main.__module__} import {main.__name__}; serve({theirs.fileno()}, {main.__name__})"
+            f"from {main.__module__} import {main.__name__}; serve({child_socket.fileno()}, {main.__name__})"
         )
-        with theirs:
+        with child_socket:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_socket.fileno()],
                 start_new_session=True,  # only the parent receives Ctrl-C
                 env=os.environ | environment,
             )

@@ -48,8 +48,8 @@ def _file_of_line() -> str | None:
 
 
 def _names(field: Field) -> Iterable[str]:
-    found = at_address(field.names)
-    return found() if callable(found) else found
+    names = at_address(field.names)
+    return names() if callable(names) else names
 
 
 def _begun(incomplete: str, names: Iterable[str]) -> list[str]:
@@ -81,9 +81,9 @@ def _columns(file: Path) -> dict[str, list[str]]:
     if file.suffix != ".h5":
         return {name: [] for name in read_header(file)}
     with FeatureStore(file) as store:
-        found = {
+        columns = {
             name: list(column.categories) if isinstance(column, Column) else []
             for name, column in store.columns.items()
         }
         roles = {"label": store.label_column, "split": store.split_column}
-        return found | {role: found[name] for role, name in roles.items() if name in found}
+        return columns | {role: columns[name] for role, name in roles.items() if name in columns}

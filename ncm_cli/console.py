@@ -99,9 +99,9 @@ def bounded(text: str) -> str:
     """The text; if it is longer than `MAX_LINE` characters, its two ends and its length."""
     if len(text) <= MAX_LINE:
         return text
-    more = f"... ({len(text):,} characters) ..."
-    half = (MAX_LINE - len(more)) // 2
-    return text[:half] + more + text[-half:]
+    omission = f"... ({len(text):,} characters) ..."
+    half = (MAX_LINE - len(omission)) // 2
+    return text[:half] + omission + text[-half:]
 
 
 def _message(text: str) -> str:
@@ -181,8 +181,8 @@ class Ui:
         """
         if self.silent:
             return
-        if most is not None and (more := len(rows) - most) > 0:
-            rows, footer = rows[:most], f"and {more:,} more: --json has all"
+        if most is not None and (omitted := len(rows) - most) > 0:
+            rows, footer = rows[:most], f"and {omitted:,} more: --json has all"
         # Without the blanks, no line is wrapped between a number and its deviation.
         cells = [[_one_line(cell_text(cell).replace(" ± ", "±")) for cell in row] for row in rows]
         laid_out = [
@@ -335,9 +335,11 @@ def _fitted(columns: list[_Column], room: int) -> list[_Column]:
     """Set the columns' widths: headings are wrapped before texts are, the widest first."""
     for column in columns:
         column.width = max(cell_len(column.heading), column.natural)
-    leasts = [column.least for column in columns]
-    wrapped_headings = [max(least, column.natural) for column, least in zip(columns, leasts, strict=True)]
-    for floors in (wrapped_headings, leasts):
+    least_widths = [column.least for column in columns]
+    wrapped_headings = [
+        max(least, column.natural) for column, least in zip(columns, least_widths, strict=True)
+    ]
+    for floors in (wrapped_headings, least_widths):
         while _excess(columns, room) > 0:
             wide = [column for column, floor in zip(columns, floors, strict=True) if column.width > floor]
             if not wide:

@@ -119,7 +119,7 @@ def portable(error: Exception) -> NcmError:
 
 def as_written(path: object) -> str:
     """A path as text; addresses get back the slashes that pathlib drops after their scheme."""
-    text = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/+", lambda found: f"{found[1].lower()}://", str(path))
+    text = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/+", lambda match: f"{match[1].lower()}://", str(path))
     return re.sub(r"^(file|local)://", r"\1:///", text)
 
 

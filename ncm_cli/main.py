@@ -131,8 +131,8 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
     parameters = [*map(_parameter, fields), *_shared_parameters(command.json)]
     invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    examples, _, more = examples_of(words).partition("\nNext:")
-    text = f"{command.sentence}\n\n\b\nExamples:\n{textwrap.indent(examples, '  ')}\nNext:{more}"
+    examples, _, next_step = examples_of(words).partition("\nNext:")
+    text = f"{command.sentence}\n\n\b\nExamples:\n{textwrap.indent(examples, '  ')}\nNext:{next_step}"
     app.command(
         name,
         help=_markup(text),
@@ -349,9 +349,9 @@ def _guard_streams() -> None:
             os.open(os.devnull, mode)  # gets the lowest free number, which is this one
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    kept: dict[str, Any] = {"encoding": "utf-8"}
+    settings: dict[str, Any] = {"encoding": "utf-8"}
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Like Python's own stream, but an unbuffered one is flushed after each line.
-        kept = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors}
-        kept["line_buffering"] = sys.stdout.line_buffering or sys.stdout.write_through
-    sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Stdout(1, "w", closefd=False)), **kept)
+        settings = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors}
+        settings["line_buffering"] = sys.stdout.line_buffering or sys.stdout.write_through
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Stdout(1, "w", closefd=False)), **settings)

@@ -84,31 +84,31 @@ def connected(address: str, reporter: Reporter) -> Iterator[Any]:
         if not ray.is_initialized():
             _probe(address)
             how = "started" if address == "local" else how
-            more = {"include_dashboard": False} if address == "local" else {}
+            local_options = {"include_dashboard": False} if address == "local" else {}
             stack.callback(ray.shutdown)
-            ends = signal.getsignal(signal.SIGTERM)
+            sigterm_handler = signal.getsignal(signal.SIGTERM)
             try:
-                ray.init(address, log_to_driver=False, logging_level="CRITICAL", **more)
+                ray.init(address, log_to_driver=False, logging_level="CRITICAL", **local_options)
             except Exception as error:  # Ray raises errors of any class
                 raise _refusal(error, where) from None
             if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, ends)  # Ray has set its own
-        found, seconds = nodes(ray), time.monotonic() - started
-        cpus, gpus = (sum(getattr(node, name) for node in found) for name in ("cpus", "gpus"))
-        there = address if address.startswith("ray:") else ray.get_runtime_context().gcs_address
+                signal.signal(signal.SIGTERM, sigterm_handler)  # Ray has set its own
+        alive, seconds = nodes(ray), time.monotonic() - started
+        cpus, gpus = (sum(getattr(node, name) for node in alive) for name in ("cpus", "gpus"))
+        ray_address = address if address.startswith("ray:") else ray.get_runtime_context().gcs_address
         reporter.note(
-            f"Ray {ray.__version__} at {there}, {how} in {seconds:.1f} s: {_counted(len(found), 'node')}, "
-            f"{_counted(cpus, 'core')}, {_counted(gpus, 'GPU')}"
+            f"Ray {ray.__version__} at {ray_address}, {how} in {seconds:.1f} s: "
+            f"{_counted(len(alive), 'node')}, {_counted(cpus, 'core')}, {_counted(gpus, 'GPU')}"
         )
         yield ray
 
 
 def nodes(ray: Any) -> list[ClusterNode]:
     """The live nodes of the cluster; the names of nodes with the same address include their ids."""
-    found = ray.nodes()
-    hosts = Counter(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in found)
+    listed = ray.nodes()
+    hosts = Counter(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in listed)
     alive = []
-    for node in found:
+    for node in listed:
         if node["Alive"]:
             host = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
             name = host if hosts[host] == 1 else f"{host}, node {node['NodeID'][:8]}"
@@ -143,13 +143,13 @@ def installed_versions() -> dict[str, str]:
 
     A build tag such as ``+cpu`` doesn't count, since the command may be started on a node without a GPU.
     """
-    found = {"ncm": __version__, "Python": platform.python_version()}
+    versions = {"ncm": __version__, "Python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
-            found[name] = importlib.metadata.version(name).partition("+")[0]
+            versions[name] = importlib.metadata.version(name).partition("+")[0]
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def ask_versions(ray: Any, node: ClusterNode) -> Any:
@@ -160,12 +160,12 @@ def ask_versions(ray: Any, node: ClusterNode) -> Any:
 def refuse_other_versions(node: ClusterNode, found: dict[str, str]) -> None:
     """Raise `MismatchError` with the first version in which a node differs from this process."""
     for name, version in installed_versions().items():
-        there = found.get(name, "not installed")
-        if there != version:
+        node_version = found.get(name, "not installed")
+        if node_version != version:
             raise MismatchError(
                 f"a node of the cluster has another version of {name}",
                 where=node.name,
-                found=f"{name} {there}",
+                found=f"{name} {node_version}",
                 expected=f"{name} {version}, as where the command was started",
                 fix="install the same versions on all nodes",
             )
@@ -177,13 +177,13 @@ def checked_nodes(ray: Any, address: str, *, gpu: bool = False, cpus: int = 1) -
     Nodes that go away meanwhile are skipped. Raises what `refuse_small` does, `MismatchError` with the node
     and the version, and `InputError` if a node doesn't answer.
     """
-    found = nodes(ray)
-    refuse_small(found, address, gpu=gpu, cpus=cpus)
-    asked = [(node, ask_versions(ray, node)) for node in found]
+    alive = nodes(ray)
+    refuse_small(alive, address, gpu=gpu, cpus=cpus)
+    asked = [(node, ask_versions(ray, node)) for node in alive]
     until = time.monotonic() + ANSWER_SECONDS
     for node, answer in asked:
         try:
-            versions = ray.get(answer, timeout=max(0.1, until - time.monotonic()))
+            node_versions = ray.get(answer, timeout=max(0.1, until - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
             what, fix = "a node of the cluster doesn't answer", "ray status, on one of its nodes, says more"
             raise InputError(
@@ -191,8 +191,8 @@ def checked_nodes(ray: Any, address: str, *, gpu: bool = False, cpus: int = 1) -
             ) from None
         except ray.exceptions.RayError:
             continue
-        refuse_other_versions(node, versions)
-    return found
+        refuse_other_versions(node, node_versions)
+    return alive
 
 
 def on_node(ray: Any, node: ClusterNode, remote: Any, **options: Any) -> Any:
@@ -239,11 +239,11 @@ def _broken(error: Exception) -> InputError:
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
-    found = re.fullmatch(r"(ray://)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+)(?::(\d{1,5}))?", address)
-    if found is None or not (found[1] or found[3]):
+    match = re.fullmatch(r"(ray://)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+)(?::(\d{1,5}))?", address)
+    if match is None or not (match[1] or match[3]):
         return None
-    port = int(found[3] or CLIENT_PORT)
-    return (found[2].strip("[]"), port) if 0 < port < 1 << 16 else None
+    port = int(match[3] or CLIENT_PORT)
+    return (match[2].strip("[]"), port) if 0 < port < 1 << 16 else None
 
 
 def _probe(address: str) -> None:
@@ -278,12 +278,12 @@ def _refusal(error: BaseException, where: str, address: str = "") -> InputError 
     text = " ".join(str(error).split())
     pairs = re.findall(r"Ray: (\S+)\s+Python: (\S+)", text)
     if len(pairs) == 2:
-        there, here = (f"Ray {version}, Python {python}" for version, python in pairs)
+        cluster_versions, own_versions = (f"Ray {version}, Python {python}" for version, python in pairs)
         return MismatchError(
             "the cluster runs another version of Ray or Python",
             where=where,
-            found=there,
-            expected=here,
+            found=cluster_versions,
+            expected=own_versions,
             fix="the same versions on all nodes and where the command is started",
         )
     if "ray[client]" in text:

@@ -199,7 +199,9 @@ def builder_of(options: Any) -> tuple[str, Callable[..., Any]]:
     """The name and the function ``build(options, folder, reporter)`` of the builder with these options."""
     every = BUILDERS.items()
     return next(
-        (name, at_address(one.work)) for name, one in every if type(options) is at_address(one.options)
+        (name, at_address(builder.work))
+        for name, builder in every
+        if type(options) is at_address(builder.options)
     )
 
 

@@ -260,7 +260,7 @@ def pick_trial(history: History, diverged: Mask, rule: Rule) -> Pick | None:
         the earlier trial.
     """
     chosen = best_checkpoints(history, rule)
-    able = np.flatnonzero(~diverged.any(axis=1) & (chosen >= 0).all(axis=1))
+    usable = np.flatnonzero(~diverged.any(axis=1) & (chosen >= 0).all(axis=1))
     seeds = np.arange(chosen.shape[1])
     picks = [
         Pick(
@@ -268,7 +268,7 @@ def pick_trial(history: History, diverged: Mask, rule: Rule) -> Pick | None:
             tuple(chosen[row].tolist()),
             np.stack([epochs[row][seeds, chosen[row]] for epochs in history.values()], axis=1),
         )
-        for row in able
+        for row in usable
     ]
 
     def key(pick: Pick) -> tuple[float, float]:
@@ -300,8 +300,8 @@ def choose_by_rules(
             name: values[rows_of].reshape(*shape, values.shape[1]) for name, values in table.metrics.items()
         }
         diverged = table.diverged[rows_of].reshape(shape)
-        seen = [np.nan_to_num(history[name]) for name in ("val_log_loss", "val_accuracy")]
-        if all(np.abs(values - values[:, :1]).max() <= LARGEST_ROUNDING for values in seen):
+        val_metrics = [np.nan_to_num(history[name]) for name in ("val_log_loss", "val_accuracy")]
+        if all(np.abs(values - values[:, :1]).max() <= LARGEST_ROUNDING for values in val_metrics):
             seedless.append(label)
         for name, rule in RULES.items():
             pick = pick_trial(history, diverged, rule) if rules[name] is None else None
@@ -337,9 +337,9 @@ def told_epochs(pick: Mapping[str, Any], picks: Iterable[Mapping[str, Any]]) -> 
     A pick is a row of a sweep's result.
     """
     setting = ("method", "hyper_parameters")
-    alike = [other for other in picks if all(other[name] == pick[name] for name in setting)]
+    same_setting = [other for other in picks if all(other[name] == pick[name] for name in setting)]
     epochs = sorted({epoch for epoch in pick.get("epochs") or () if epoch is not None})
-    if not epochs or all(other.get("epochs") == pick["epochs"] for other in alike):
+    if not epochs or all(other.get("epochs") == pick["epochs"] for other in same_setting):
         return ""
     return f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
 

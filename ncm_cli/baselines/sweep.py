@@ -112,10 +112,10 @@ def _sweep(options: SweepOptions, reporter: Reporter) -> dict[str, Any]:
         rows, rules, seedless = choose_by_rules(options, configs, table)
         if seedless:
             held_out = runner.problem.pairs is not None and runner.problem.pairs.held_out.any()
-            but = ", except on the folds of the bound" if runner.folds and not held_out else ""
+            except_folds = ", except on the folds of the bound" if runner.folds and not held_out else ""
             reporter.note(
-                f"the results of {', '.join(seedless)} don't depend on the seed{but}, so ±.000 is not "
-                "their spread. A seed varies the batches (--batch-size below the number of rows), the folds "
+                f"the results of {', '.join(seedless)} don't depend on the seed{except_folds}, so ±.000 is "
+                "not their spread. A seed varies the batches (--batch-size below the number of rows), the folds "
                 "of pairs that aren't held out, and the draws of fish, lisa and dfr"
             )
         body: dict[str, Any] = jsonable(
@@ -176,14 +176,14 @@ def _finished(
     resumed = 0
     with reporter.task("training", total=len(configs) * passes, unit="epochs") as task:
         for index, members in enumerate(parts):
-            done = journal.get(str(index))
-            if done is None:
-                done = runner.run([configs[i] for i in members], task.advance)
-                journal.put(str(index), done)
+            chunk = journal.get(str(index))
+            if chunk is None:
+                chunk = runner.run([configs[i] for i in members], task.advance)
+                journal.put(str(index), chunk)
             else:
                 resumed += len(members)
                 task.advance(len(members) * passes)
-            results.append(done)
+            results.append(chunk)
     if resumed:
         reporter.note(f"{resumed:,} of {len(configs):,} configurations were already finished")
     order = np.argsort(np.concatenate(parts))
@@ -202,14 +202,16 @@ class _CellSums:
         self.val, sizes = np.zeros(0, np.int64), self.codes
         if problem.cells and problem.members is not None and problem.val is not None:
             self.val = problem.val.codes["cell"]
-            apart = np.isin(problem.members.node, np.concatenate([fold.untrained_nodes for fold in folds]))
-            cells = np.concatenate([problem.members.codes["cell"][apart], self.val[self.val >= 0]])
+            untrained = np.isin(
+                problem.members.node, np.concatenate([fold.untrained_nodes for fold in folds])
+            )
+            cells = np.concatenate([problem.members.codes["cell"][untrained], self.val[self.val >= 0]])
             self.codes, sizes = np.unique(cells, return_counts=True)
         self.sizes = sizes
         self.names = tuple(f"{what} {code}" for what in ("error", "loss") for code in self.codes)
 
     def of(
-        self, errors: Array, losses: Array, own_errors: Array, own_losses: Array, members: Rows
+        self, errors: Array, losses: Array, member_errors: Array, member_losses: Array, members: Rows
     ) -> dict[str, Array]:
         """Sums (R,) by name, from errors and losses on validation rows (R, n) and a fold's members (R, q)."""
         assert members.group is not None
@@ -217,8 +219,8 @@ class _CellSums:
             (cell[:, None] == self.codes).astype(np.float64) for cell in (self.val, members.group[:, 0])
         )
         sums = [
-            self.share * val @ by_val + own @ by_member
-            for val, own in ((errors, own_errors), (losses, own_losses))
+            self.share * of_rows @ by_val + of_members @ by_member
+            for of_rows, of_members in ((errors, member_errors), (losses, member_losses))
         ]
         return dict(zip(self.names, np.concatenate(sums, axis=1).T, strict=True))
 
@@ -323,17 +325,17 @@ class Runner:
             return facts(weight, bias, val=rows["val"], test=rows["test"], pairs=pairs, kind=kind)
 
         history, diverged = self._judge(self.whole, configs, judge, self.metrics, advance)
-        again = [
+        on_folds = [
             i
             for i, config in enumerate(configs)
             if pairs is None or ("pairs" in METHODS[config.method].needs and config.hyper.get("rank") != 0)
         ]
-        if folds and again:
-            bound, lost = self._judge_folds(folds, [configs[i] for i in again], advance)
-            for name, values in bound.items():
-                history[name][again] = values
-            diverged[again] |= lost
-        advance((len(configs) - len(again)) * self.options.epochs * len(folds))
+        if folds and on_folds:
+            fold_metrics, fold_diverged = self._judge_folds(folds, [configs[i] for i in on_folds], advance)
+            for name, values in fold_metrics.items():
+                history[name][on_folds] = values
+            diverged[on_folds] |= fold_diverged
+        advance((len(configs) - len(on_folds)) * self.options.epochs * len(folds))
         return history | {"diverged": diverged, "unconverged": np.zeros_like(diverged)}
 
     def _rows(self, name: str, scaling: Scaling) -> Rows | None:
@@ -362,7 +364,7 @@ class Runner:
         stores = range(len(paired.stores) if paired.several is not None else 0)
         of_stores = [(store_metric("flips", at), store_metric("shift", at)) for at in stores]
         names = (*FOLD_SUMS, *itertools.chain(*of_stores), *cells.names)
-        seen = {name: np.zeros((len(configs), self.options.epochs)) for name in names}
+        totals = {name: np.zeros((len(configs), self.options.epochs)) for name in names}
         diverged = np.zeros(len(configs), dtype=bool)
         for fold in folds:
             training = self.problem.without(fold)
@@ -381,23 +383,23 @@ class Runner:
                 errors, losses = metrics.row_errors(weight, bias, val)
                 changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
                 means = (errors.mean(axis=1) / len(folds), losses.mean(axis=1) / len(folds))
-                found = dict(zip(FOLD_SUMS, (*means, changes.sum(axis=1), shifts.sum(axis=1)), strict=True))
+                sums = dict(zip(FOLD_SUMS, (*means, changes.sum(axis=1), shifts.sum(axis=1)), strict=True))
                 for at, (flips, shift) in zip(stores, of_stores, strict=True):
-                    found[flips] = changes[:, kind == at].sum(axis=1)
-                    found[shift] = shifts[:, kind == at].sum(axis=1)
+                    sums[flips] = changes[:, kind == at].sum(axis=1)
+                    sums[shift] = shifts[:, kind == at].sum(axis=1)
                 if members is None:
-                    return found
-                return found | cells.of(errors, losses, *metrics.row_errors(weight, bias, members), members)
+                    return sums
+                return sums | cells.of(errors, losses, *metrics.row_errors(weight, bias, members), members)
 
-            found, lost = self._judge(training, configs, judge, names, advance)
-            seen = {name: seen[name] + found[name] for name in names}
-            diverged |= lost
+            sums, fold_diverged = self._judge(training, configs, judge, names, advance)
+            totals = {name: totals[name] + sums[name] for name in names}
+            diverged |= fold_diverged
         measured = sum(int(fold.measured.sum()) for fold in folds)
-        error, loss, flips, shift = (seen[name] for name in FOLD_SUMS)
+        error, loss, flips, shift = (totals[name] for name in FOLD_SUMS)
         counts = np.bincount(paired.measured_kinds(folds), minlength=len(paired.stores))
-        by_store = [(seen[a] / counts[at], seen[b] / counts[at]) for at, (a, b) in enumerate(of_stores)]
+        by_store = [(totals[a] / counts[at], totals[b] / counts[at]) for at, (a, b) in enumerate(of_stores)]
         made = pair_facts(error, loss, flips / measured, shift / measured, self.whole.logits, by_store)
-        made |= cells.facts(seen)
+        made |= cells.facts(totals)
         if "cell_error" in made:
             changes = [change for change, _ in by_store]
             made |= cell_bound_facts(made["cell_error"], changes, self.problem.matched)
@@ -417,11 +419,13 @@ class Runner:
 
         def observe(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
             finite = np.isfinite(weight).all(axis=(1, 2)) & np.isfinite(bias).all(axis=1)
-            lost = np.asarray(~finite)
-            judged = judge(np.where(lost[:, None, None], 0.0, weight), np.where(lost[:, None], 0.0, bias))
+            not_finite = np.asarray(~finite)
+            judged = judge(
+                np.where(not_finite[:, None, None], 0.0, weight), np.where(not_finite[:, None], 0.0, bias)
+            )
             for name, values in judged.items():
-                history[name][indices, epoch - 1] = np.where(lost, np.nan, values)
-            diverged[indices] = lost
+                history[name][indices, epoch - 1] = np.where(not_finite, np.nan, values)
+            diverged[indices] = not_finite
 
         self._train(training, configs, self.options.epochs, observe, advance)
         return history, diverged
@@ -432,14 +436,14 @@ class Runner:
         """Train on a training set, passing on the weights (for features as given) after every epoch."""
         from ncm_cli.solvers.trainer import Schedule, train
 
-        seen = observe
+        observer = observe
         if configs[0].method == "leace":
             from ncm_cli.solvers.leace import fit_eraser
 
             eraser = fit_eraser(training.X, training.codes["erase"])
             training = dataclasses.replace(training, X=eraser.apply(training.X))
 
-            def seen(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
+            def observer(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
                 observe(epoch, indices, *eraser.fold(weight, bias))
 
         train(
@@ -453,7 +457,7 @@ class Runner:
                 last=epochs,
             ),
             device=self.device,
-            observe=seen,
+            observe=observer,
             advance=advance,
         )
 
@@ -487,12 +491,12 @@ class Runner:
 
         val, codes = self._grouped()
         rows = np.arange(len(codes)) if half is None else half
-        how: dict[str, Any] = (
+        settings: dict[str, Any] = (
             {"subsets": SUBSETS, "scale_by": self.whole.X} if half is None else {"subsets": 1}
         )
         Cs, seed = [config.C for config in configs], configs[0].seed
         n_classes = len(self.problem.target.classes)
-        return fit_dfr(val.X[rows], val.y[rows], codes[rows], n_classes, Cs, seed=seed, **how)
+        return fit_dfr(val.X[rows], val.y[rows], codes[rows], n_classes, Cs, seed=seed, **settings)
 
     def _grouped(self) -> tuple[Rows, Codes]:
         """The validation rows that are in a group, and the codes of their groups."""
@@ -559,8 +563,8 @@ class Runner:
         origin = self._origins[config.upweighted]
         if dfr and problem.val is not None:
             # Trained on the validation rows, on the scale of the training rows.
-            both = record_ids(problem.train.ids.joined(problem.val.ids))
-            origin = origin | {"rows": origin["rows"] | {"train": both}}
+            train_ids = record_ids(problem.train.ids.joined(problem.val.ids))
+            origin = origin | {"rows": origin["rows"] | {"train": train_ids}}
         return probe_of(problem, self.whole, fit, record, origin)
 
 

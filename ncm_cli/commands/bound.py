@@ -94,56 +94,56 @@ def show(found: dict[str, Any], ui: Ui) -> None:
         ui.note(f"written: {found['options']['output']}")
 
 
-def _rows(found: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+def _rows(result: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     """(symbol, words, source, value, interval) of each term that the result has."""
-    noise, zero = found["noise_corollary"], found["zero_one"]
+    noise, zero = result["noise_corollary"], result["zero_one"]
     values = {**zero, "zero_one_bound": zero["bound"]} if zero else {}
     if noise["epsilon_norm"] is not None:
         values |= {**noise, "noise": noise["value"]}
-    values |= found
-    words = dict(zip(WORDS_NAMES, WORDS[found["loss"]], strict=True))
-    words["where"] = "the twins" if found["exact"] else "the training rows"
+    values |= result
+    words = dict(zip(WORDS_NAMES, WORDS[result["loss"]], strict=True))
+    words["where"] = "the twins" if result["exact"] else "the training rows"
     words["applies"] = "" if noise["applicable"] else " (not applicable)"
     rows = {}
     for head in TERMS.splitlines():
         name, *shown = (part.strip().format(**words) for part in head.split("|"))
         if name in values:
-            low_high = found["intervals"].get(name)
+            low_high = result["intervals"].get(name)
             interval = f"{low_high[0]:.3g} – {low_high[1]:.3g}" if low_high else ""
             rows[name] = (*shown, values[name], interval)
     return rows
 
 
-def _verdicts(found: dict[str, Any]) -> list[str]:
-    estimates, noise = found["estimates"], found["noise_corollary"]
-    sign, word = ("≤", "holds") if found["holds"] else (">", "does NOT hold")
+def _verdicts(result: dict[str, Any]) -> list[str]:
+    estimates, noise = result["estimates"], result["noise_corollary"]
+    sign, word = ("≤", "holds") if result["holds"] else (">", "does NOT hold")
     how = "exact: Term I is taken on the twins, so the inequality is deterministic"
-    if not found["exact"]:
+    if not result["exact"]:
         how = f"up to sampling error: Term I is taken on {estimates['train_rows']:,} training rows"
     known = estimates["spurious_dim"]
     if known == "estimated":
         known += f": eigenvalues of M above {estimates['tolerance']:g} of the largest"
     applies = "applies" if noise["applicable"] else f"not applicable: {'; '.join(noise['reasons'])}"
     lines = [
-        f"The bound {word}: test risk {found['test_risk']:.4f} {sign} {found['bound']:.4f}, "
-        f"slack {found['slack']:.4f}",
+        f"The bound {word}: test risk {result['test_risk']:.4f} {sign} {result['bound']:.4f}, "
+        f"slack {result['slack']:.4f}",
         f"  {how}",
-        f"|I| = {found['spurious_dim']} ({known}); r = {found['rank']}, s = min(r, |I|) = {found['s']}; "
+        f"|I| = {result['spurious_dim']} ({known}); r = {result['rank']}, s = min(r, |I|) = {result['s']}; "
         f"{estimates['oracle_pairs']:,} oracle pairs",
         f"Noise corollary: {applies}",
     ]
-    if zero := found["zero_one"]:
+    if zero := result["zero_one"]:
         lines.append(
             f"0-1 bound: test error {zero['test_error']:.4f} ≤ {zero['bound']:.4f} = "
             f"twins' error {zero['twin_error']:.4f} + flip rate {zero['flip_rate']:.4f}"
         )
-    if oracle := found["oracle"]:
+    if oracle := result["oracle"]:
         reached = "" if oracle["test_error"] is None else f", test error {oracle['test_error']:.4f}"
         lines.append(
             f"ORACLE, trained on {oracle['train_rows']:,} rows of {oracle['where']}: "
             f"test risk {oracle['test_risk']:.4f}{reached}"
         )
-    if path := found["summary"]:
+    if path := result["summary"]:
         lines.append(
             f"Least 0-1 bound at rank {path['bound_rank']}: test accuracy "
             f"{path['bound_test_accuracy']:.4f}; best on the path (ORACLE) "

@@ -38,14 +38,14 @@ def _summary(report: EmbedReport) -> str:
     rate = report.images_per_second if report.new else None
     speed = f", {rate:,.0f} images/s while encoding" if rate else ""
     device = f" on {report.device}" if report.device else ""
-    rest = f"; not done yet: {listing(report.unfinished)}" if report.unfinished else ""
-    return f"{size}; {', '.join(counts)} in {report.seconds:.1f} s{speed}{device}{rest}"
+    unfinished = f"; not done yet: {listing(report.unfinished)}" if report.unfinished else ""
+    return f"{size}; {', '.join(counts)} in {report.seconds:.1f} s{speed}{device}{unfinished}"
 
 
 def _warn_failures(report: EmbedReport, ui: Ui) -> None:
     shown = [f"{row.id}: {row.reason}" for row in report.failed[:MAX_SHOWN_FAILURES]]
-    rest = len(report.failed) - len(shown)
-    lines = [*shown, *([f"and {rest} more: ncm info {report.path} --json"] if rest else [])]
+    omitted = len(report.failed) - len(shown)
+    lines = [*shown, *([f"and {omitted} more: ncm info {report.path} --json"] if omitted else [])]
     ui.reporter.warn(
         f"{len(report.failed)} of {report.rows + len(report.failed)} images failed and are not in the store; "
         "mend them and run the same command again\n  " + "\n  ".join(lines)

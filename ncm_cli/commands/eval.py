@@ -16,7 +16,7 @@ from ncm_cli.probes.metrics import MEASURES
 GROUPS_SHOWN = 40
 """Most rows in a table of groups; if there are more groups, the worst are shown."""
 
-NAMES = {name: one.text for measures in MEASURES.values() for name, one in measures.items()}
+NAMES = {name: measure.text for measures in MEASURES.values() for name, measure in measures.items()}
 
 
 def show(body: dict[str, Any], ui: Ui) -> None:
@@ -40,9 +40,9 @@ def show(body: dict[str, Any], ui: Ui) -> None:
         groups_as = f" (groups as in {body['reference']['where']})" if name.startswith("adjusted") else ""
         rows.append((text + groups_as, body[name]))
     if len(body["crossings"]) > 1:
-        for one in body["crossings"]:
-            if one["worst_group"]:
-                rows.append(_worst(f"worst of {' × '.join(one['columns'])}", one["worst_group"]))
+        for crossing in body["crossings"]:
+            if crossing["worst_group"]:
+                rows.append(_worst(f"worst of {' × '.join(crossing['columns'])}", crossing["worst_group"]))
     if body["worst_group"] and len(table) > 1:
         of = "" if body["task"] == "classification" else "'s mean squared error"
         rows.append(_worst(f"worst group{of}", body["worst_group"]))
@@ -64,7 +64,7 @@ def _worst(text: str, entry: dict[str, Any]) -> tuple[str, object]:
 
 
 def _columns(body: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(name for one in body["crossings"] for name in one["columns"]))
+    return list(dict.fromkeys(name for crossing in body["crossings"] for name in crossing["columns"]))
 
 
 def _show_groups(body: dict[str, Any], ui: Ui) -> None:
@@ -124,24 +124,24 @@ def _interval(entry: dict[str, Any], form: str) -> str | None:
     return None if None in (low, high) else f"{low:{form}} – {high:{form}}"
 
 
-def _show_comparison(body: dict[str, Any], found: dict[str, Any], ui: Ui) -> None:
+def _show_comparison(body: dict[str, Any], comparison: dict[str, Any], ui: Ui) -> None:
     other = Path(body["options"]["compare"] or "").name
-    if "mse_difference" in found:
-        interval = _interval(found, "+.4g") or "unknown from one row"
+    if "mse_difference" in comparison:
+        interval = _interval(comparison, "+.4g") or "unknown from one row"
         ui.text(
-            f"Against {other} (mean squared error {found['other_mse']:.4g}):\n"
-            f"{found['mse_difference']:+.4g}, 95 % interval {interval}."
+            f"Against {other} (mean squared error {comparison['other_mse']:.4g}):\n"
+            f"{comparison['mse_difference']:+.4g}, 95 % interval {interval}."
         )
         return
     ui.text(
-        f"Against {other} (accuracy {found['other_accuracy']:.3f}):\n"
-        f"{found['difference']:+.3f}, 95 % interval {_interval(found, '+.3f')}.\n"
-        f"{found['only_this_right']:,} rows are right with this probe only, "
-        f"{found['only_other_right']:,} with the other only; "
-        f"McNemar p = {found['p_value']:.3g}."
+        f"Against {other} (accuracy {comparison['other_accuracy']:.3f}):\n"
+        f"{comparison['difference']:+.3f}, 95 % interval {_interval(comparison, '+.3f')}.\n"
+        f"{comparison['only_this_right']:,} rows are right with this probe only, "
+        f"{comparison['only_other_right']:,} with the other only; "
+        f"McNemar p = {comparison['p_value']:.3g}."
     )
-    if len(found["groups"]) > 1:
-        columns, present = _columns(body), [entry for entry in found["groups"] if entry["n"]]
+    if len(comparison["groups"]) > 1:
+        columns, present = _columns(body), [entry for entry in comparison["groups"] if entry["n"]]
         ui.table(
             [*columns, "n", "difference", "95 % interval"],
             [

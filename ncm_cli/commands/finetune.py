@@ -23,16 +23,16 @@ COLUMNS = {
 
 def show(body: dict[str, Any], ui: Ui) -> None:
     """A line for each rule; the one whose weights are kept is marked."""
-    able = {name: one for name, one in body["rules"].items() if one}
-    columns = [name for name in COLUMNS if any(name in one["metrics"] for one in able.values())]
+    picks = {name: pick for name, pick in body["rules"].items() if pick}
+    columns = [name for name in COLUMNS if any(name in pick["metrics"] for pick in picks.values())]
     rows = [
         [
             ">" if name == body["rule"] else "",
-            f"ORACLE {name.removeprefix('oracle').lstrip('-')}".strip() if one["oracle"] else name,
-            one["epoch"],
-            *(one["metrics"].get(column) for column in columns),
+            f"ORACLE {name.removeprefix('oracle').lstrip('-')}".strip() if pick["oracle"] else name,
+            pick["epoch"],
+            *(pick["metrics"].get(column) for column in columns),
         ]
-        for name, one in able.items()
+        for name, pick in picks.items()
     ]
     titles = ["", "rule", "epoch", *(COLUMNS[name] for name in columns)]
     ui.table(titles, rows, title=f"{body['method']}, seed {body['seed']}: what each rule picks", left=2)

@@ -77,17 +77,17 @@ def show(body: dict[str, Any], ui: Ui) -> None:
 def _show_left_out(body: dict[str, Any], ui: Ui) -> None:
     """The test accuracy on each domain while it was left out, with the mean and the worst."""
     rows: list[tuple[Any, ...]] = []
-    for value, one in body["left_out"].items():
-        test, verdict = one["test"], one["verdict"]
+    for value, fitted in body["left_out"].items():
+        test, verdict = fitted["test"], fitted["verdict"]
         score = test.get("accuracy", test.get("mse"))
-        rows.append((value, one["rank"], test["n"], score, verdict["code"] if verdict else None))
+        rows.append((value, fitted["rank"], test["n"], score, verdict["code"] if verdict else None))
     scores, regression = [row[3] for row in rows], "mse" in next(iter(body["left_out"].values()))["test"]
     rows += [("mean", None, None, fmean(scores), None)]
     rows += [("worst", None, None, (max if regression else min)(scores), None)]
     measure = "test MSE" if regression else "test accuracy"
     ui.table([f"{body['leave_out']} left out", "rank", "n", measure, "verdict"], rows)
-    for one in body["left_out"].values():
-        ui.note(f"wrote {one['output']} and {one['test']['options']['output']}")
+    for fitted in body["left_out"].values():
+        ui.note(f"wrote {fitted['output']} and {fitted['test']['options']['output']}")
 
 
 def _show_path(body: dict[str, Any], ui: Ui) -> None:
@@ -154,7 +154,8 @@ def _thinned(body: dict[str, Any]) -> list[int]:
     for index, candidate in enumerate(path):
         by_rank.setdefault(candidate["rank"], []).append(index)
     best = [
-        own[best_candidate([path[i] for i in own], body["rule"], body["task"])] for own in by_rank.values()
+        indices[best_candidate([path[i] for i in indices], body["rule"], body["task"])]
+        for indices in by_rank.values()
     ]
     best = sorted({*best, body["chosen"]}, key=lambda index: (path[index]["rank"], index))
     if len(best) <= MAX_PATH_ROWS + 1:
@@ -174,16 +175,16 @@ def _show_judged(body: dict[str, Any], ui: Ui) -> None:
             heads |= {"val_error": "val MSE", "flip_rate": "pair MSE", "bound": "MSE bound"}
         if not verdict.get("cell_error"):
             del heads["cell_error"]
-        named = {"this probe": verdict} | {CONTROLS[one["name"]]: one for one in body["controls"]}
+        named = {"this probe": verdict} | {CONTROLS[control["name"]]: control for control in body["controls"]}
         # With four columns, only the intervals of the two scores fit into 80 characters.
         plain = ("val_error", "flip_rate") if len(heads) > 3 else ()
         rows = [
-            (name, *("" if not one.get(head) else _shown(one[head], head not in plain) for head in heads))
-            for name, one in named.items()
+            (name, *("" if not facts.get(head) else _shown(facts[head], head not in plain) for head in heads))
+            for name, facts in named.items()
         ]
         ui.table(["", *heads.values()], rows, title="beside the controls, with 95 % intervals")
     ui.prose(verdict_text(verdict))
 
 
-def _shown(found: dict[str, float], interval: bool) -> str:
-    return f"{found['value']:.3f}" + f" ({found['low']:.2f}–{found['high']:.2f})" * interval
+def _shown(estimate: dict[str, float], interval: bool) -> str:
+    return f"{estimate['value']:.3f}" + f" ({estimate['low']:.2f}–{estimate['high']:.2f})" * interval

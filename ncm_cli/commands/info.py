@@ -77,18 +77,18 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
     elif kind == "sweep":
         facts = contents_of(read_sweep(path))
     elif kind == "journal":
-        found = journal.read_facts(path)
+        journal_facts = journal.read_facts(path)
         names = ("output", "rows", "dim", "damaged", "shards", "key", "content_sha256", "ncm_version")
-        facts = {name: found.get(name) for name in names}
+        facts = {name: journal_facts.get(name) for name in names}
     elif kind == "data":
-        found = read_json(path)
+        document = read_json(path)
         facts = {
-            name: found.get(name) for name in ("builder", "created", "ncm_version", "options", "entries")
+            name: document.get(name) for name in ("builder", "created", "ncm_version", "options", "entries")
         }
     else:
-        found = read_result(path)
-        facts = {name: found.get(name) for name in ("kind", "created", "ncm_version", "content_sha256")}
-        facts |= {"rows": found.get("n"), "names": [name for name in found if name not in HEADER]}
+        result = read_result(path)
+        facts = {name: result.get(name) for name in ("kind", "created", "ncm_version", "content_sha256")}
+        facts |= {"rows": result.get("n"), "names": [name for name in result if name not in HEADER]}
     sealed = facts.get("content_sha256") is not None
     if kind in ("features", "pairs", "sweep"):
         sealed = "header_sha256" in hdf5.root_attributes(path)
@@ -113,8 +113,8 @@ def _verify_checkpoint(path: Path, facts: dict[str, Any]) -> None:
         raise damaged(path, f"contents that don't match the digest in {result.name}")
 
 
-def _attributes(found: Any, names: str) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in names.split()}
+def _attributes(content: Any, names: str) -> dict[str, Any]:
+    return {name: getattr(content, name) for name in names.split()}
 
 
 def contents_of(found: FeatureStore | pairs.PairStore | probe.Probe | SweepTable) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _show_system(ui: Ui) -> None:
     from ncm_cli.images.reading import cores
     from ncm_cli.recipes.run import versions  # loads the modules of all steps
 
-    known = {"ncm": __version__, **versions()}
+    package_versions = {"ncm": __version__, **versions()}
     devices = [f"cpu: {platform.machine()}, {cores()} cores"]
     try:
         import torch
@@ -165,9 +165,9 @@ def _show_system(ui: Ui) -> None:
         if not torch.cuda.is_available():
             devices.append(f"cuda: none (torch was built for {torch.version.cuda or 'the CPU alone'})")
     if ui.json:
-        ui.result({"versions": known, "platform": platform.platform(), "devices": devices})
+        ui.result({"versions": package_versions, "platform": platform.platform(), "devices": devices})
         return
-    rows = [(name, version or "not installed") for name, version in known.items()]
+    rows = [(name, version or "not installed") for name, version in package_versions.items()]
     ui.table(["package", "version"], rows, left=2)
     ui.text("\n".join([platform.platform(), *devices]))
 

@@ -15,33 +15,37 @@ SUSPECTS_SHOWN = 5
 
 def show(made: dict[str, Any], ui: Ui) -> None:
     """The diagnostics as tables."""
-    found: dict[str, Any] = made["diagnostics"]
-    gap = f"after rank {found['gap']} ({found['gap_ratio']:.2f} times)" if found["gap"] else None
+    diagnostics: dict[str, Any] = made["diagnostics"]
+    gap = (
+        f"after rank {diagnostics['gap']} ({diagnostics['gap_ratio']:.2f} times)"
+        if diagnostics["gap"]
+        else None
+    )
     counted = {
-        "labels differ": found["label_disagreement"],
-        "straddle train and test": found["straddling"],
-        "hold test rows": {"count": found["matching"].get("test_pairs")},
-        "repeated": found["repeated"],
-        "identical features": found["identical"],
+        "labels differ": diagnostics["label_disagreement"],
+        "straddle train and test": diagnostics["straddling"],
+        "hold test rows": {"count": diagnostics["matching"].get("test_pairs")},
+        "repeated": diagnostics["repeated"],
+        "identical features": diagnostics["identical"],
     }
     rows: list[tuple[str, object]] = [
         ("pairs", made["pairs"]),
         ("of them held out", made["held_out"]),
         *([("dropped", made["dropped"])] if made["dropped"] else []),
-        ("numerical rank", found["rank"]),
+        ("numerical rank", diagnostics["rank"]),
         ("largest gap", gap),
         *((name, entry and entry["count"]) for name, entry in counted.items()),
     ]
     ui.table(["pairs", made["strategy"]], rows)
-    ui.text(scree(made["singular_values"], gap=found["gap"]))
-    if suspects := found["suspects"]:
+    ui.text(scree(made["singular_values"], gap=diagnostics["gap"]))
+    if suspects := diagnostics["suspects"]:
         ui.text("\nLook at these pairs first: the other pairs explain least of their difference.")
         shown = [
             (pair["id_a"], pair["id_b"], pair["residual"], f"{pair['times']:.1f}")
             for pair in suspects[:SUSPECTS_SHOWN]
         ]
         ui.table(["id_a", "id_b", "unexplained", "× median"], shown, left=2)
-        standing = f"{found['stand_out']} of {found['pairs']} pairs stand out"
+        standing = f"{diagnostics['stand_out']} of {diagnostics['pairs']} pairs stand out"
         ui.text(
             f"{standing}{'' if made['strategy'] == TEXT else ': ncm report --html shows them as pictures'}."
         )

@@ -40,8 +40,8 @@ def run(options: PredictOptions, ui: Ui) -> int | None:
         shown, footer = list(report.classes.items()), None
         if len(shown) > CLASSES_SHOWN:
             shown = sorted(shown, key=lambda item: -item[1])[:CLASSES_SHOWN]
-            rest = report.rows - sum(n for _, n in shown)
-            footer = f"and {rest:,} rows of the {len(report.classes) - CLASSES_SHOWN:,} other classes"
+            other_rows = report.rows - sum(n for _, n in shown)
+            footer = f"and {other_rows:,} rows of the {len(report.classes) - CLASSES_SHOWN:,} other classes"
         if shown:
             ui.table(["class", "rows"], shown, footer=footer)
         ui.note(f"wrote {report.output}: {report.rows:,} predicted, {len(report.failed):,} failed")

@@ -181,10 +181,10 @@ def _where_files_are(report: RunReport) -> str:
     lines = [f"files in {recipe.out}:"]
     steps: dict[str, list[str]] = {}
     for job in recipe.jobs:
-        there = (path for path in job.outputs.values() if path.exists())  # --only leaves steps out
-        steps.setdefault(job.step, []).extend(map(recipe.name_of, there))
+        written = (path for path in job.outputs.values() if path.exists())  # --only leaves steps out
+        steps.setdefault(job.step, []).extend(map(recipe.name_of, written))
     for step, names in ((step, names) for step, names in steps.items() if names):
-        more = f" ... {names[-1]} ({len(names)})" if len(names) > 1 else ""
-        lines.append(f"  {step}: {names[0]}{more}")
+        last = f" ... {names[-1]} ({len(names)})" if len(names) > 1 else ""
+        lines.append(f"  {step}: {names[0]}{last}")
     lines.append(f"  everything above, for programs: {REPORT}")
     return "\n".join(lines)

@@ -57,23 +57,23 @@ def show(body: dict[str, Any], ui: Ui) -> None:
 
 def _show_left_out(body: dict[str, Any], ui: Ui) -> None:
     """The test accuracy on each domain while it was left out, with the mean and the worst."""
-    found, column = averages(body["left_out"]), body["leave_out"]
-    for rule in dict.fromkeys(one.rule for one in found):
-        of_rule = [one for one in found if one.rule == rule]
-        rows = [(value, *(one.by_value[value] for one in of_rule)) for value in body["left_out"]]
+    domain_averages, column = averages(body["left_out"]), body["leave_out"]
+    for rule in dict.fromkeys(average.rule for average in domain_averages):
+        of_rule = [average for average in domain_averages if average.rule == rule]
+        rows = [(value, *(average.by_value[value] for average in of_rule)) for value in body["left_out"]]
         rows += [
-            ("mean", *(str(Mean(one.mean, one.sd)) for one in of_rule)),
-            ("worst", *(one.worst for one in of_rule)),
+            ("mean", *(str(Mean(average.mean, average.sd)) for average in of_rule)),
+            ("worst", *(average.worst for average in of_rule)),
         ]
         ui.table(
-            [f"{column} left out", *(one.method for one in of_rule)],
+            [f"{column} left out", *(average.method for average in of_rule)],
             rows,
             title=f"test accuracy, rule {HEADINGS.get(rule, rule)}",
         )
-    if any(one.oracle for one in found):
+    if any(average.oracle for average in domain_averages):
         ui.text("ORACLE rules look at the test rows: they show what could be reached, not what to expect.")
-    for one in body["left_out"].values():
-        ui.note(f"wrote {one['output']}")
+    for swept in body["left_out"].values():
+        ui.note(f"wrote {swept['output']}")
 
 
 def _cell(row: dict[str, Any], metric: str) -> str | None:

@@ -18,20 +18,20 @@ COLUMNS = {"val_accuracy": "val accuracy", "flip_rate": "flip rate", "bound_01":
 def show(made: dict[str, Any], ui: Ui) -> None:
     """The classes, and the ranks if there are pairs."""
     words, prompts = list(made["words"].items()), made["prompts"]
-    more = len(words) - CLASSES_SHOWN
+    omitted = len(words) - CLASSES_SHOWN
     ui.table(
         ["class", "in prompts"],
         words[:CLASSES_SHOWN],
         title=prompts[0] + (f" and {len(prompts) - 1} more" if len(prompts) > 1 else ""),
-        footer=f"and {more:,} more classes" if more > 0 else None,
+        footer=f"and {omitted:,} more classes" if omitted > 0 else None,
         left=2,
     )
     if made["verdict"] is not None:
         path, chosen = made["path"], made["chosen"]
         columns = [name for name in COLUMNS if name in path[chosen]]
         rows = [
-            [">" if index == chosen else "", one["rank"], *(one[name] for name in columns)]
-            for index, one in enumerate(path)
+            [">" if index == chosen else "", candidate["rank"], *(candidate[name] for name in columns)]
+            for index, candidate in enumerate(path)
         ]
         ui.table(["", "rank", *(COLUMNS[name] for name in columns)], rows, title=f"selection: {made['rule']}")
         ui.prose(verdict_text(made["verdict"]))

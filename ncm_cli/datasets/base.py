@@ -77,12 +77,12 @@ def _complete(output: Path, builder: str, options: dict[str, Any]) -> Iterator[P
         raise InputError("the output is the folder that you are in", where=output, fix="another --output")
     if output.is_symlink():
         raise InputError("the output is a link that leads back to itself", where=output)
-    around = journal_folder(output)
-    with writer_lock(around.with_name(f"{output.name}.partial")):
+    work_folder = journal_folder(output)
+    with writer_lock(work_folder.with_name(f"{output.name}.partial")):
         _refuse_foreign(output)
-        shutil.rmtree(around, ignore_errors=True)
+        shutil.rmtree(work_folder, ignore_errors=True)
         try:
-            new_folder = around / "new"
+            new_folder = work_folder / "new"
             new_folder.mkdir(parents=True)
             yield new_folder
             header = {
@@ -96,10 +96,10 @@ def _complete(output: Path, builder: str, options: dict[str, Any]) -> Iterator[P
             }
             (new_folder / MARKER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
             if output.exists():
-                output.rename(around / "old")
+                output.rename(work_folder / "old")
             new_folder.rename(output)
         finally:
-            shutil.rmtree(around, ignore_errors=True)
+            shutil.rmtree(work_folder, ignore_errors=True)
 
 
 def _refuse_foreign(output: Path) -> None:

@@ -209,8 +209,8 @@ def _add_pairs(
     wrong = round(count * wrong_fraction)
     for position, index in enumerate(rng.permutation(len(rows))[:count]):
         row = rows[index]
-        shown = rows[(index + rng.integers(1, len(rows))) % len(rows)] if position < wrong else row
-        twin = replace(shown, id=f"{row.id}-twin", color=1 - row.color, split=TWIN, domain=row.domain)
+        partner = rows[(index + rng.integers(1, len(rows))) % len(rows)] if position < wrong else row
+        twin = replace(partner, id=f"{row.id}-twin", color=1 - row.color, split=TWIN, domain=row.domain)
         coloring.rows.append(twin)
         coloring.pairs.append((row.id, twin.id, int(split == HELD), int(position < wrong)))
 

@@ -40,8 +40,10 @@ def build_folder(options: FolderOptions, folder: Path, reporter: Reporter) -> di
         No images, images at another depth, or a filter with an unknown column or without rows.
     """
     layout = parse_layout(options.layout)
-    found = {image: tuple(image.split("/")[:-1]) for image in _images(options.source, len(layout), reporter)}
-    kept = _selected(options.where, "--where", found, layout)
+    folders_of = {
+        image: tuple(image.split("/")[:-1]) for image in _images(options.source, len(layout), reporter)
+    }
+    kept = _selected(options.where, "--where", folders_of, layout)
     if options.counts is not None:
         counts = parse_counts(options.counts) or _read_counts(Path(options.counts), layout)
         known = sorted(" / ".join(group) for group in set(kept.values()))
@@ -51,7 +53,7 @@ def build_folder(options: FolderOptions, folder: Path, reporter: Reporter) -> di
         kept = {image: group for image, group in kept.items() if group in counts}
         splits = _counted(kept, counts, options)
     else:
-        test = _selected(options.test, "--test", found, layout) if options.test else None
+        test = _selected(options.test, "--test", folders_of, layout) if options.test else None
         splits = _shared(options, kept, test)
         for gap in _gaps(options, layout, kept, splits):
             reporter.warn(gap)
@@ -67,7 +69,7 @@ def build_folder(options: FolderOptions, folder: Path, reporter: Reporter) -> di
         {" / ".join(layout): " / ".join(group)} | {name: counted[group, name] for name in names}
         for group in sorted(set(kept.values()))
     ]
-    return {"rows": len(rows), "images_found": len(found), "counts": {"rows": table}}
+    return {"rows": len(rows), "images_found": len(folders_of), "counts": {"rows": table}}
 
 
 def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
@@ -81,9 +83,9 @@ def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
     images = [image for image in images if printable(image) == image]
     # Tables drop blanks around a value, so two labels could become one.
     blank = [image for image in images if any(part != part.strip(" \t") for part in image.split("/")[:-1])]
-    lost = [image for image in images if not (source / image).exists()]
-    images = sorted(set(images) - set(lost) - set(blank))
-    lacks = {"names that aren't UTF-8": unwritable, "links that lead nowhere": lost}
+    dangling = [image for image in images if not (source / image).exists()]
+    images = sorted(set(images) - set(dangling) - set(blank))
+    lacks = {"names that aren't UTF-8": unwritable, "links that lead nowhere": dangling}
     for what, names in (lacks | {"folders whose name begins or ends with a blank": blank}).items():
         if names:
             all_names = f"{what}: {listing(map(printable, names), limit=len(names))}"
@@ -95,15 +97,15 @@ def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
 
 
 def _selected(
-    where: str | None, flag: str, found: Mapping[str, Folders], layout: Folders
+    where: str | None, flag: str, folders_of: Mapping[str, Folders], layout: Folders
 ) -> dict[str, Folders]:
     """The images that match a filter."""
-    kept = dict(found)
+    kept = dict(folders_of)
     for term in parse_where(where or ""):
         if term.column not in layout:
             raise unknown("folder level", term.column, layout, where=f"{flag} {where}")
         level = layout.index(term.column)
-        known = sorted({group[level] for group in found.values()})
+        known = sorted({group[level] for group in folders_of.values()})
         for value in term.values:
             if value not in known:
                 raise unknown(term.column, value, known, where=f"{flag} {where}")
@@ -227,22 +229,22 @@ def build_pacs(options: PacsOptions, folder: Path, reporter: Reporter) -> dict[s
 
     Each class of each domain is split separately. Warns if the counts aren't the published ones.
     """
-    found = {image: tuple(image.split("/")[:-1]) for image in _images(options.pacs, 2, reporter)}
-    sizes = Counter(domain for domain, _ in found.values())
+    folders_of = {image: tuple(image.split("/")[:-1]) for image in _images(options.pacs, 2, reporter)}
+    sizes = Counter(domain for domain, _ in folders_of.values())
     if dict(sizes) != PUBLISHED:
         have = ", ".join(f"{domain} {sizes[domain]:,} of {n:,}" for domain, n in PUBLISHED.items())
         extra = sorted(set(sizes) - set(PUBLISHED))
         other = f"; and other domains: {', '.join(extra)}" if extra else ""
         reporter.warn(f"this isn't the published PACS of 9,991 images: {have}{other}")
     splits: dict[str, str] = {}
-    for _, images in _shuffled(found, sorted(set(found.values())), options.seed):
+    for _, images in _shuffled(folders_of, sorted(set(folders_of.values())), options.seed):
         drawn = images[: options.limit]
         splits |= dict.fromkeys(drawn, "train")
         splits |= dict.fromkeys(drawn[: round(len(drawn) * options.val_fraction)], "val")
     base = absolute_text(options.pacs)
     rows = [
         (image, f"{base}/{image}", label, domain, splits[image])
-        for image, (domain, label) in found.items()
+        for image, (domain, label) in folders_of.items()
         if image in splits
     ]
     write_csv(folder / "manifest.csv", PACS_COLUMNS, rows)
@@ -252,4 +254,4 @@ def build_pacs(options: PacsOptions, folder: Path, reporter: Reporter) -> dict[s
         | {"published": PUBLISHED.get(name)}
         for name in sorted(sizes)
     ]
-    return {"rows": len(rows), "images_found": len(found), "counts": {"rows": counts}}
+    return {"rows": len(rows), "images_found": len(folders_of), "counts": {"rows": counts}}

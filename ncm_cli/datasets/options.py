@@ -208,11 +208,11 @@ class FolderOptions:
                 "--counts says which images are test rows, so --test can't", fix="one of the two"
             )
         levels = parse_layout(self.layout)
-        for own in parse_counts(self.counts or "") or ():
-            if len(own) != len(levels):
+        for group in parse_counts(self.counts or "") or ():
+            if len(group) != len(levels):
                 yield UsageError(
                     "--counts needs a folder for each level of --layout",
-                    found="/".join(own),
+                    found="/".join(group),
                     expected=f"{'/'.join(levels).upper()}=TRAIN:VAL:TEST",
                 )
 

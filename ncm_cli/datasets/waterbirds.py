@@ -133,8 +133,8 @@ def read_metadata(path: Path) -> tuple[list[Bird], bool]:
         if not cells["file"]:
             raise InputError("a row without an image", where=f"{path}, line {line}")
         if cells["file"] in birds:
-            both = f"{path}, lines {birds[cells['file']].line} and {line}"
-            raise InputError(f"the image {cells['file']!r} is listed twice", where=both)
+            lines = f"{path}, lines {birds[cells['file']].line} and {line}"
+            raise InputError(f"the image {cells['file']!r} is listed twice", where=lines)
         cells["cf"] = "" if cells["cf"].lower() in UNPAIRED else cells["cf"]
         birds[cells["file"]] = Bird(line, **{**cells, "id": cells["id"] or cells["file"]})
     return list(birds.values()), bool(columns["cf"])
@@ -194,8 +194,8 @@ def build_waterbirds(options: WaterbirdsCfOptions, folder: Path, reporter: Repor
     rows: list[tuple[str, ...]] = []
     for bird in birds:
         twin = bird.split == "counterfactual"  # training rows in our manifest
-        place = (bird.label, bird.place, "train" if twin else bird.split, "yes" if twin else "no")
-        rows.append((bird.file, absolute_text(root / bird.file), *place))
+        values = (bird.label, bird.place, "train" if twin else bird.split, "yes" if twin else "no")
+        rows.append((bird.file, absolute_text(root / bird.file), *values))
     rows += pasted
     write_csv(folder / "manifest.csv", COLUMNS, rows)
     if pairs:
@@ -248,17 +248,17 @@ def _counterfactuals(
             name = f"images/{number:04d}-{Path(bird.file).stem}.jpg"
             own_image = cub / "images" / bird.file
             source = own_image if own_image.is_file() else options.waterbirds / bird.file
-            front, cut = _open(source, "RGB", MAX_BIRD_PIXELS), _open(mask, "L", MAX_BIRD_PIXELS)
-            if front.size != cut.size:
+            picture, segmentation = _open(source, "RGB", MAX_BIRD_PIXELS), _open(mask, "L", MAX_BIRD_PIXELS)
+            if picture.size != segmentation.size:
                 raise InputError(
                     "a segmentation of another size than its bird",
                     where=mask,
-                    found=f"{cut.width} × {cut.height}",
-                    expected=f"{front.width} × {front.height}, as {source}",
+                    found=f"{segmentation.width} × {segmentation.height}",
+                    expected=f"{picture.width} × {picture.height}, as {source}",
                 )
             place = pools[kind].pop()
             try:
-                pasted = paste(front, np.asarray(cut) / 255, _open(place, "RGB", MAX_COVER_PIXELS))
+                pasted = paste(picture, np.asarray(segmentation) / 255, _open(place, "RGB", MAX_COVER_PIXELS))
             except InputError as error:
                 error.where = place
                 raise

@@ -107,10 +107,10 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
 
 def _key(options: FinetuneOptions, rows: ManifestRows) -> dict[str, Any]:
     """Everything on which the result depends."""
-    kept = {name: value for name, value in jsonable(options).items() if name not in NOT_IN_KEY}
+    settings = {name: value for name, value in jsonable(options).items() if name not in NOT_IN_KEY}
     contents = [store.content_sha256 for store in read_pair_stores(options.pairs)]
     return {
-        "options": kept | {"method": options.chosen_method, "rule": options.chosen_rule},
+        "options": settings | {"method": options.chosen_method, "rule": options.chosen_rule},
         "rows": rows.content_sha256,
         "pairs": contents[0] if len(contents) == 1 else contents or None,
         "network": request_key(network_request(options)),
@@ -118,8 +118,8 @@ def _key(options: FinetuneOptions, rows: ManifestRows) -> dict[str, Any]:
     }
 
 
-def _refusal(path: Path, there: dict[str, Any], asked: dict[str, Any], what: str) -> MismatchError:
-    fields = differing_fields(there, asked)
+def _refusal(path: Path, recorded: dict[str, Any], asked: dict[str, Any], what: str) -> MismatchError:
+    fields = differing_fields(recorded, asked)
     return MismatchError(
         what,
         where=path,
@@ -203,11 +203,11 @@ def _run(
             if best_epochs(history)[options.chosen_rule] == number - 1:
                 best = training.copy()
             # Saved in memory first: on a full disk torch's writer raises only an assertion of C++.
-            kept = io.BytesIO()
-            torch.save({"key": key, "history": history, "best": best, **training.state()}, kept)
+            buffer = io.BytesIO()
+            torch.save({"key": key, "history": history, "best": best, **training.state()}, buffer)
             with atomic_path(file) as temporary, temporary.open("wb") as stream:
-                stream.write(_head(kept.getbuffer(), key))
-                stream.write(kept.getbuffer())
+                stream.write(_head(buffer.getbuffer(), key))
+                stream.write(buffer.getbuffer())
     return history, best
 
 
@@ -233,18 +233,18 @@ def _unfinished(file: Path, key: dict[str, Any], options: FinetuneOptions) -> di
         if head.split()[:-1] != _head(data, key).split()[:-1]:
             raise ValueError("contents that don't match their digest")
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        there = state["key"]
+        recorded = state["key"]
     except Exception as error:  # torch raises errors of many classes on foreign files
         if options.fresh:
             return None
         what = "the file of an unfinished run can't be read"
         reason = one_line(error) or type(error).__name__
         raise InputError(what, where=file, found=reason, fix="--fresh starts over") from error
-    if there == key:
+    if recorded == key:
         return state
     if options.fresh:
         return None
-    raise _refusal(file, there, key, "there is an unfinished run of other settings")
+    raise _refusal(file, recorded, key, "there is an unfinished run of other settings")
 
 
 def _write(

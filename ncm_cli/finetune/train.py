@@ -223,9 +223,9 @@ class Training:
         """Find the positions of rows and pairs in the manifest, and the sizes of groups in training."""
         problem, pairs = self.problem, self.problem.pairs
         self.at = {"train": rows.positions(self.train.ids)}
-        for part, known in (("val", problem.val), ("test", problem.test)):
-            if known is not None:
-                self.at[part] = rows.positions(known.ids)
+        for part, split_rows in (("val", problem.val), ("test", problem.test)):
+            if split_rows is not None:
+                self.at[part] = rows.positions(split_rows.ids)
         members = np.zeros((0, 2), np.int64)
         if pairs is not None:
             members = np.stack([rows.positions(ids) for ids in pairs.ids], axis=1)
@@ -306,8 +306,8 @@ class Training:
         before = self.copy(self.network.device)
         batch = Batch(self.objective.rows, chosen, visit, None if self.domainbed else visit)
         total = torch.zeros(2, dtype=torch.float64, device=self.network.device)
-        for _, within in batch.visits:
-            positions = within.cpu()
+        for _, members in batch.visits:
+            positions = members.cpu()
             terms = self._step([items[i] for i in positions.tolist()], chosen[positions], visit)
             total += terms * (len(positions) / len(chosen))
         with torch.no_grad():
@@ -364,8 +364,8 @@ class Training:
         pairs = PairRows(a=split_features[-2], b=split_features[-1]) if len(members) else None
         rows: dict[str, Rows] = {}
         for part, X in zip(names, split_features, strict=False):
-            known: Any = getattr(self.problem, part)
-            rows[part] = Rows(X=X, y=known.y, group=known.group)
+            labelled: Any = getattr(self.problem, part)
+            rows[part] = Rows(X=X, y=labelled.y, group=labelled.group)
         weight, bias = self.probe()
         epoch = {
             name: float(values[0])
@@ -385,10 +385,12 @@ class Training:
             bounds = cell_bound_facts(np.asarray(epoch["cell_error"]), flips, self.problem.matched)
             epoch |= {name: float(value) for name, value in bounds.items()}
         epoch["val_answers"] = float(len(np.unique(decide(np.asarray(rows["val"].X) @ weight.T + bias))))
-        for name, one in rows.items():
-            if self.reference is not None and one.group is not None:
-                right = metrics.row_errors(weight[None], bias[None], one)[0][0] == 0
-                table = [metrics.summary(right[one.group[:, 0] == i]) for i in range(len(self.reference))]
+        for name, split_rows in rows.items():
+            if self.reference is not None and split_rows.group is not None:
+                right = metrics.row_errors(weight[None], bias[None], split_rows)[0][0] == 0
+                table = [
+                    metrics.summary(right[split_rows.group[:, 0] == i]) for i in range(len(self.reference))
+                ]
                 average, _ = metrics.adjusted_average(table, self.reference)
                 epoch |= {} if average is None else {f"{name}_adjusted_accuracy": average}
         return epoch

@@ -216,7 +216,7 @@ class _Archive:
             if len(set(keys)) < len(keys):
                 keys = images
             used = set(images)
-            for name, named in zip(images, keys, strict=True):
+            for name, image_key in zip(images, keys, strict=True):
                 entries_of_image = [
                     entry
                     for owner in dict.fromkeys((key, _stem(name)))
@@ -224,7 +224,7 @@ class _Archive:
                     if _stem(entry) == owner
                 ]
                 used.update(entries_of_image)
-                yield _Image(named, name, self._files[name], self._joined(entries_of_image))
+                yield _Image(image_key, name, self._files[name], self._joined(entries_of_image))
             for name in names:
                 if name not in used:
                     self.left["further images of samples" if looks_like_image(name) else _kind(name)] += 1

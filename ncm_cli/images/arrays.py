@@ -224,7 +224,7 @@ def _npy(path: Path) -> _Rows:
             "Python objects": "an array of Python objects",
             "mmap length": "fewer bytes than its header says",
         }
-        words = [mine for theirs, mine in our_words.items() if theirs in str(error)]
+        words = [ours for phrase, ours in our_words.items() if phrase in str(error)]
         raise ValueError(*(words or error.args)) from error
 
 
@@ -248,13 +248,13 @@ def _npz(path: Path) -> _Rows:
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether columns come first, and dtype of an ``.npy``; the stream then gives its values."""
-    form = np.lib.format
-    readers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
-    read = readers.get(form.read_magic(stream))
+    npy = np.lib.format
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    read = readers.get(npy.read_magic(stream))
     if read is None:
         raise ValueError("an .npy of an unsupported version, such as one with structures")
-    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
-    return found
+    header: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
+    return header
 
 
 def _pt(path: Path) -> _Rows:

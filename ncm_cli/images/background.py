@@ -75,9 +75,9 @@ class Beside:
     def of(cls, text: str) -> Beside | None:
         """The record in a store's text; None if the text isn't a record."""
         try:
-            found = parse_json(text)
-            pairs = tuple((str(path), str(mask)) for path, mask in found["backgrounds"])
-            return cls(str(found["mask"]), pairs, str(found["facts"]), str(found["sha256"]))
+            fields = parse_json(text)
+            pairs = tuple((str(path), str(mask)) for path, mask in fields["backgrounds"])
+            return cls(str(fields["mask"]), pairs, str(fields["facts"]), str(fields["sha256"]))
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -163,9 +163,9 @@ class Backgrounds:
     def candidates(self, id: str) -> list[tuple[str, str]]:
         """(path, mask) of the backgrounds to try for an image, in order."""
         ring = self.rings.get(self.split_of.get(id, ""))
-        own = self.fill == FOLDER
+        from_folder = self.fill == FOLDER
         return [
-            (self.files[other], "" if own else self.masks[other])
+            (self.files[other], "" if from_folder else self.masks[other])
             for other in (ring.after(self.seed, id) if ring else ())
         ]
 
@@ -282,10 +282,10 @@ def read_backgrounds(options: EmbedOptions, manifest: Manifest) -> tuple[Backgro
         )
     base = absolute_text(options.masks)
     names, _ = walk_images(Path(base))
-    there = set(names)
+    mask_files = set(names)
     masks = {}
     for id in manifest.ids:
-        if name := next((name for name in mask_names(id) if name in there), None):
+        if name := next((name for name in mask_names(id) if name in mask_files), None):
             masks[id] = os.path.join(base, name)  # noqa: PTH118
     if not masks:
         raise InputError(
@@ -294,14 +294,14 @@ def read_backgrounds(options: EmbedOptions, manifest: Manifest) -> tuple[Backgro
             found=listing(map(printable, names), 3),
             expected=f"masks named by the images' ids: {mask_names(manifest.ids[0])[-1]}",
         )
-    left = len(there) - len({*masks.values()})
+    left = len(mask_files) - len({*masks.values()})
     notes = [f"{left:,} masks belong to no image"] if left else []
     made = Backgrounds(fill_of(options), options.seed, str(options.masks), masks)
     if options.backgrounds is not None:
         place = absolute_text(options.backgrounds)
-        found = walk_images(Path(place))[0]
-        files = {name: os.path.join(place, name) for name in found}  # noqa: PTH118
-        return replace(made, rings={"": Ring.over(found, options.seed)}, files=files), notes
+        background_names = walk_images(Path(place))[0]
+        files = {name: os.path.join(place, name) for name in background_names}  # noqa: PTH118
+        return replace(made, rings={"": Ring.over(background_names, options.seed)}, files=files), notes
     if made.fill in PLAIN:
         return made, notes
     splits = manifest.text.get(manifest.split_column or "", [""] * len(manifest))
@@ -407,10 +407,10 @@ def paste(front: Image.Image, mask: npt.NDArray[np.float64], place: Image.Image)
     Pasting follows Sagawa et al., Distributionally Robust Neural Networks for Group Shifts (2020).
     """
     share = mask[..., None]
-    kept = np.around(np.asarray(front) * share)
-    back = np.around(np.asarray(cover(place, front.size)) * (1 - share))
+    front_part = np.around(np.asarray(front) * share)
+    place_part = np.around(np.asarray(cover(place, front.size)) * (1 - share))
     # Both parts are rounded, as by the authors, so the sum may exceed 255 by one on a soft edge.
-    return Image.fromarray(np.minimum(kept + back, 255).astype(np.uint8))
+    return Image.fromarray(np.minimum(front_part + place_part, 255).astype(np.uint8))
 
 
 def own_colours(image: Image.Image, share: npt.NDArray[np.float64]) -> Image.Image:
@@ -427,8 +427,8 @@ def own_colours(image: Image.Image, share: npt.NDArray[np.float64]) -> Image.Ima
     except DecodeError:  # nothing to estimate it from
         return image
     pixels, part = np.asarray(image).copy(), share[edge][:, None]
-    own = (pixels[edge] - (1 - part) * behind[edge]) / part
-    pixels[edge] = np.clip(np.rint(own), 0, 255).astype(np.uint8)
+    object_colours = (pixels[edge] - (1 - part) * behind[edge]) / part
+    pixels[edge] = np.clip(np.rint(object_colours), 0, 255).astype(np.uint8)
     return Image.fromarray(pixels)
 
 

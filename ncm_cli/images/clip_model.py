@@ -125,16 +125,16 @@ def _tokenizer(request: EncoderRequest, source: ClipSource) -> Any:
     import open_clip
 
     text = (source.config or open_clip.get_model_config(source.name) or {}).get("text_cfg", {})
-    named = text.get("hf_tokenizer_name")
+    tokenizer_name = text.get("hf_tokenizer_name")
     if not request.model.endswith(".json"):
         # Without it transformers asks on the terminal whether to run the tokenizer's code.
-        options = {"trust_remote_code": False} if named else {}
+        options = {"trust_remote_code": False} if tokenizer_name else {}
         return open_clip.get_tokenizer(source.name if source.config is None else request.model, **options)
-    if named:
+    if tokenizer_name:
         raise InputError(
             "an open_clip configuration that names a tokenizer to fetch",
             where=request.model,
-            found=f"hf_tokenizer_name {named!r}",
+            found=f"hf_tokenizer_name {tokenizer_name!r}",
             fix=f"put it, as {CONFIG_NAME}, in a folder with the tokenizer's files: --model local-dir:FOLDER",
         )
     # open_clip looks configurations up by name or folder, never by their file.
@@ -145,14 +145,14 @@ def _tokenizer(request: EncoderRequest, source: ClipSource) -> Any:
 def find_clip(request: EncoderRequest) -> ClipSource:
     """The source of a requested model; raises all errors about names, tags, paths and configurations."""
     model, example = request.model, "a checkpoint file"
-    kind, _, place = model.partition(":")
+    kind, _, location = model.partition(":")
     if kind == "hf-hub":
         with weights.fetching(f"the model {model}", f"--model {model}"):
-            path = weights.hub_file(place, [CONFIG_NAME])
-            checkpoint = None if request.random_init else weights.hub_file(place, HUB_NAMES)
+            path = weights.hub_file(location, [CONFIG_NAME])
+            checkpoint = None if request.random_init else weights.hub_file(location, HUB_NAMES)
         return ClipSource(model, *read_clip_config(path, hub=True), checkpoint)
     if kind == "local-dir":
-        folder = Path(place).expanduser()
+        folder = Path(location).expanduser()
         if not folder.is_dir():
             raise InputError("no such model folder", where=folder, expected=f"a folder with {CONFIG_NAME}")
         if not (folder / CONFIG_NAME).is_file():
@@ -190,13 +190,13 @@ def _registered(request: EncoderRequest, model: str) -> ClipSource:
         )
     tags = list_pretrained_tags_by_model(name)
     example = "a checkpoint file" + (f", or one of the tags: {listing(tags, 40)}" if tags else "")
-    found = weights.chosen_weights(request, name, tags, example)
-    if not isinstance(found, str):
-        return ClipSource(name, checkpoint=found)
-    tag = get_pretrained_cfg(name, found)
+    source = weights.chosen_weights(request, name, tags, example)
+    if not isinstance(source, str):
+        return ClipSource(name, checkpoint=source)
+    tag = get_pretrained_cfg(name, source)
     repository, _, file = tag.get("hf_hub", "").rpartition("/")
     cache = None if repository else Path("~/.cache/clip").expanduser()
-    with weights.fetching(f"the weights of {name} with tag {found!r}", f"--pretrained {found}", cache):
+    with weights.fetching(f"the weights of {name} with tag {source!r}", f"--pretrained {source}", cache):
         if repository:
             safe = [f"{file[:-4]}.safetensors"] if file.endswith((".bin", ".pth")) else []
             names = HUB_NAMES if file in ("", HUB_NAMES[-1]) else [*safe, file]
@@ -210,9 +210,9 @@ def _checkpoint_in(folder: Path) -> Path:
     """The one checkpoint of a model folder: the preferred name, or the only one there is."""
     files = [path for path in folder.iterdir() if path.suffix in weights.CHECKPOINT_SUFFIXES]
     files.sort(key=lambda path: (path.suffix != ".safetensors", path.name))
-    named = [path for stem in _PREFERRED for path in files if path.stem == stem]
-    if named or len(files) == 1:
-        return (named or files)[0]
+    preferred = [path for stem in _PREFERRED for path in files if path.stem == stem]
+    if preferred or len(files) == 1:
+        return (preferred or files)[0]
     raise InputError(
         f"the model folder holds {'several checkpoints' if files else 'no checkpoint'}",
         where=folder,
@@ -275,18 +275,18 @@ def _load_checkpoint(model: Any, path: Path, name: str, reporter: Reporter) -> l
             state = {key: value.float() for key, value in state.items() if key not in OPENAI_SETTINGS}
             if not hasattr(model, "positional_embedding"):
                 state = convert_to_custom_text_state_dict(state)
-            found = model.load_state_dict(state, strict=False)
+            incompatible_keys = model.load_state_dict(state, strict=False)
         else:
             if kind == "torch":
                 weights.require_own_numbers(path)
-            found = load_checkpoint(model, str(path), strict=False, weights_only=True)
-    if not found:  # big_vision's NumPy files, which open_clip checks itself
+            incompatible_keys = load_checkpoint(model, str(path), strict=False, weights_only=True)
+    if not incompatible_keys:  # big_vision's NumPy files, which open_clip checks itself
         return []
-    lacking = [key for key in found.missing_keys if key.startswith("visual.")]
-    weights.require_keys(lacking, found.unexpected_keys, path=path, model=name)
-    if found.missing_keys:
+    lacking = [key for key in incompatible_keys.missing_keys if key.startswith("visual.")]
+    weights.require_keys(lacking, incompatible_keys.unexpected_keys, path=path, model=name)
+    if incompatible_keys.missing_keys:
         reporter.detail(f"{path.name} has no text tower: the image tower is all that is used")
-    return list(found.missing_keys)
+    return list(incompatible_keys.missing_keys)
 
 
 def warn_on_activation(tower: torch.nn.Module, source: ClipSource, reporter: Reporter) -> None:

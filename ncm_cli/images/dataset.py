@@ -76,7 +76,7 @@ def data_files(source: Path) -> list[_Part]:
 
 
 def _saved(folder: Path) -> list[_Part]:
-    files = _names(folder / "state.json", lambda body: [one["filename"] for one in body["_data_files"]])
+    files = _names(folder / "state.json", lambda body: [file["filename"] for file in body["_data_files"]])
     return [_Part(folder / name) for name in files]
 
 
@@ -84,8 +84,8 @@ def _names(path: Path, names_of: Any) -> list[str]:
     """The names of files or folders that a JSON file lists; they must lie beside it."""
     body = read_json(path)
     try:
-        found = names_of(body)
-        names = list(found) if isinstance(found, list) else []
+        listed = names_of(body)
+        names = list(listed) if isinstance(listed, list) else []
     except (LookupError, TypeError):
         names = []
     if not 0 < len(names) <= MAX_FILES or not all(map(_is_name, names)) or len({*names}) < len(names):
@@ -147,7 +147,10 @@ def read_dataset(
         facts, kept = _pictures(files, column, source)
         if len(kept) < len(rows):
             notes.append(f"{len(rows) - len(kept):,} of {len(rows):,} rows have no picture and are left out")
-            rows, texts = [rows[i] for i in kept], {k: [v[i] for i in kept] for k, v in texts.items()}
+            rows, texts = (
+                [rows[i] for i in kept],
+                {name: [values[i] for i in kept] for name, values in texts.items()},
+            )
         if not rows:
             raise InputError(f"no row has a picture in {column!r}", where=source)
     asked = {names.label_col, names.split_col, *names.numeric}
@@ -234,12 +237,12 @@ def _picture_column(files: Sequence[_DataFile], asked: str | None, source: Path)
                 fix="leave out --path-col, or name a column of pictures with it",
             )
         return asked
-    found = [name for name in first.pictures if any(_looks_right(file, name) for file in files)]
-    if len(found) == 1 or "image" in found:
-        return "image" if "image" in found else found[0]
-    if found:
-        fix = f"--path-col {found[0]}"
-        raise InputError("several columns of pictures", where=source, found=listing(found), fix=fix)
+    picture_columns = [name for name in first.pictures if any(_looks_right(file, name) for file in files)]
+    if len(picture_columns) == 1 or "image" in picture_columns:
+        return "image" if "image" in picture_columns else picture_columns[0]
+    if picture_columns:
+        fix = f"--path-col {picture_columns[0]}"
+        raise InputError("several columns of pictures", where=source, found=listing(picture_columns), fix=fix)
     raise InputError(
         "no column of pictures",
         where=source,
@@ -329,9 +332,9 @@ def _pictures(files: Sequence[_DataFile], column: str, source: Path) -> tuple[li
                 outside[len(facts)] = place
             facts.append((cell_path(path, column, row), -1, changed))
             rows.append(start + row)
-        base, named = absolute_text(file.part.path.parent), list(outside)
-        row_name = functools.partial(_row_of, [rows[at] - start for at in named])
-        for at, fact in zip(named, find_files(list(outside.values()), base, row_name, source), strict=True):
+        base, indices = absolute_text(file.part.path.parent), list(outside)
+        row_name = functools.partial(_row_of, [rows[at] - start for at in indices])
+        for at, fact in zip(indices, find_files(list(outside.values()), base, row_name, source), strict=True):
             facts[at] = fact
         start += file.file.rows
     return facts, rows
@@ -356,4 +359,4 @@ def _places(file: _DataFile, column: str) -> Iterator[str | None]:
                 values = inner["bytes"]
                 paths = inner["path"].to_pylist() if "path" in inner else paths
             packed = values.is_valid().to_pylist()
-        yield from ("" if here else path or None for here, path in zip(packed, paths, strict=True))
+        yield from ("" if is_packed else path or None for is_packed, path in zip(packed, paths, strict=True))

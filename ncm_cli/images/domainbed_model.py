@@ -33,8 +33,13 @@ def load_domainbed(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
     source = weights.chosen_weights(request, request.model, (), "a checkpoint file")
     if isinstance(source, Path):
         with weights.reading_checkpoint(source, request.model):
-            found = module.load_state_dict(weights.tensors(source, request.model), strict=False)
-        weights.require_keys(found.missing_keys, found.unexpected_keys, path=source, model=request.model)
+            incompatible_keys = module.load_state_dict(weights.tensors(source, request.model), strict=False)
+        weights.require_keys(
+            incompatible_keys.missing_keys,
+            incompatible_keys.unexpected_keys,
+            path=source,
+            model=request.model,
+        )
         weights.require_whole(source, tuned, module.state_dict())
     side = request.image_size or tuned.get("image_size") or module.side
     require_side((side, side), request.model)

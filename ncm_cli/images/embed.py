@@ -237,8 +237,8 @@ class _ImageRun:
         asked["backgrounds"] = self.backgrounds.fill if self.backgrounds is not None else None
         self.request = EncoderRequest(**asked)
         # A new store nearly always needs the model.
-        there = options.output.exists() or options.reuse
-        self.loading = self.encoder is None and bool(options.fresh or not there)
+        may_reuse = options.output.exists() or options.reuse
+        self.loading = self.encoder is None and bool(options.fresh or not may_reuse)
         if self.loading:
             start_loading(self.request, self.reporter)
         self.key = json.loads(canonical_json(request_key(self.request)))
@@ -266,9 +266,9 @@ class _ImageRun:
         store = self._opened(
             path, "the output is there and isn't a feature store that can be brought up to date"
         )
-        there = store.request.get("encoder") or {"kind": store.encoder.get("kind")}
+        stored = store.request.get("encoder") or {"kind": store.encoder.get("kind")}
         compared = [
-            {name: asked[name] for name in _COMPARED_FIELDS if name in asked} for asked in (there, self.key)
+            {name: facts[name] for name in _COMPARED_FIELDS if name in facts} for facts in (stored, self.key)
         ]
         require_same(path, {"dtype": store.dtype} | compared[0], {"dtype": self.options.dtype} | compared[1])
         return store
@@ -532,8 +532,8 @@ def _from_array(
     description = {"kind": "array", "model": name, "dim": source.dim, "normalize": options.normalize}
     if options.output.exists() and not options.fresh:
         with FeatureStore(options.output) as old:
-            there, asked = {"dtype": old.dtype}, {"dtype": options.dtype}
-            require_same(options.output, dict(old.encoder) | there, description | asked)
+            stored, asked = {"dtype": old.dtype}, {"dtype": options.dtype}
+            require_same(options.output, dict(old.encoder) | stored, description | asked)
     with reporter.task("writing", source.rows) as task:
         blocks = _usable_blocks(source, manifest, options, task)
         kept = manifest.kept(range(source.rows))
@@ -561,10 +561,10 @@ def _usable_blocks(
             task.advance(len(block))
     if bad:
         reason, ids = next(iter(bad.items()))
-        more = sum(map(len, bad.values())) - len(ids)
+        rest = sum(map(len, bad.values())) - len(ids)
         raise InputError(
             f"{len(ids)} {'row of the array is' if len(ids) == 1 else 'rows of the array are'} {reason}",
             where=source.path,
-            found=f"ids {listing(ids)}" + (f"; {more} more rows are bad for other reasons" if more else ""),
+            found=f"ids {listing(ids)}" + (f"; {rest} more rows are bad for other reasons" if rest else ""),
             fix="mend these rows, or leave them out of both the array and the manifest",
         )

@@ -150,10 +150,10 @@ def _scan(
     folder: str, prefix: str, images: list[str], others: list[str], above: tuple[tuple[int, int], ...]
 ) -> None:
     status = os.stat(native(folder))
-    here = (status.st_dev, status.st_ino)
-    if here in above or len(above) > MAX_FOLDER_DEPTH:
+    inode = (status.st_dev, status.st_ino)
+    if inode in above or len(above) > MAX_FOLDER_DEPTH:
         what = f"more than {MAX_FOLDER_DEPTH} folders inside one another"
-        if here in above:
+        if inode in above:
             what = "folders without end: a link leads back to a folder above it"
         raise InputError(what, where=folder, fix="remove it, or use a manifest")
     with os.scandir(native(folder)) as entries:
@@ -165,7 +165,7 @@ def _scan(
             with contextlib.suppress(OSError):  # a circle of links, which reading the file will report
                 is_folder = entry.is_dir()
             if is_folder:
-                _scan(f"{folder}/{name}", f"{prefix}{name}/", images, others, (*above, here))
+                _scan(f"{folder}/{name}", f"{prefix}{name}/", images, others, (*above, inode))
             else:
                 (images if looks_like_image(name) else others).append(prefix + name)
 

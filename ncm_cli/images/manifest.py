@@ -266,8 +266,8 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
                 "something other than numbers",
                 f"leave it out of --numeric to read {name!r} as categories",
             )
-            if meant and (beyond := [i for i in wrong if not is_number(meant[values[i]] or "0")]):
-                wrong, what = beyond, "numbers that float64 can't hold"
+            if meant and (too_large := [i for i in wrong if not is_number(meant[values[i]] or "0")]):
+                wrong, what = too_large, "numbers that float64 can't hold"
             elif meant is not None:
                 what, fix = _separators(table, meant)
             raise InputError(
@@ -385,12 +385,12 @@ def find_files(
     InputError
         Some paths are blank, missing, folders or not regular files (all are listed).
     """
-    found: list[FileFacts] = []
+    files: list[FileFacts] = []
     problems: list[str] = []
     for i, path in enumerate(paths):
         reason = "is missing" if path else "is blank"
         if path and (is_remote(path) or is_remote(base)):
-            found.append((path if is_remote(path) else f"{base}/{path}", -1, 0))
+            files.append((path if is_remote(path) else f"{base}/{path}", -1, 0))
             continue
         for candidate in _spellings(path, base) if path else ():
             try:
@@ -400,23 +400,23 @@ def find_files(
                     reason = f"can't be read: {(error.strerror or str(error)).lower()}"
                 continue
             if stat.S_ISREG(status.st_mode):
-                found.append((candidate, status.st_size, status.st_mtime_ns))
+                files.append((candidate, status.st_size, status.st_mtime_ns))
                 reason = ""
                 break
             reason = "is a folder" if stat.S_ISDIR(status.st_mode) else "isn't a regular file"
         problems += [f"{row_name(i)}: {path!r} {reason}"] if reason else []
     if problems:
-        more = [f"and {len(problems) - MAX_SHOWN_FILES} more"] if len(problems) > MAX_SHOWN_FILES else []
+        rest = [f"and {len(problems) - MAX_SHOWN_FILES} more"] if len(problems) > MAX_SHOWN_FILES else []
         raise InputError(
             f"{len(problems)} of {len(paths)} image files can't be used",
             where=where,
-            found="\n    ".join(["", *problems[:MAX_SHOWN_FILES], *more]),
+            found="\n    ".join(["", *problems[:MAX_SHOWN_FILES], *rest]),
             expected=f"files, relative paths starting from {base}",
             fix="--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
         )
-    for path in {path.partition("://")[0]: path for path, _, _ in found if is_remote(path)}.values():
+    for path in {path.partition("://")[0]: path for path, _, _ in files if is_remote(path)}.values():
         require_installed(path)
-    return found
+    return files
 
 
 def _spellings(path: str, base: str) -> Iterator[str]:

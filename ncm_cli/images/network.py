@@ -96,11 +96,11 @@ class TorchEncoder:
             work.wait_stream(self._copies)
             batch.record_stream(work)
         if batch.dtype == torch.uint8:
-            most, mean, std = self._scale
+            largest, mean, std = self._scale
             batch = batch.permute(0, 3, 1, 2)
             # In the layout that the device's kernels are given, which decides how they round.
             batch = batch.contiguous() if self.device == "cpu" else batch
-            batch = batch.float().div_(most).sub_(mean).div_(std)
+            batch = batch.float().div_(largest).sub_(mean).div_(std)
         return batch if self.device == "cpu" else batch.contiguous(memory_format=torch.channels_last)
 
     def encode(self, items: Sequence[np.ndarray]) -> np.ndarray:
@@ -172,16 +172,16 @@ class TorchEncoder:
 
     def _compare(self, items: Sequence[np.ndarray], rate: float) -> None:
         """Warn if fp32 encodes more of these pictures a second than the ``rate`` of the lower precision."""
-        full = 0.0
+        fp32_rate = 0.0
         for _ in range(2):  # the first includes warming up
             began, wait = time.perf_counter(), self._run(items, "fp32")
             if wait is not None:
                 wait()
-                full = len(items) / (time.perf_counter() - began)
-        if full > 1.2 * rate:  # less is noise
+                fp32_rate = len(items) / (time.perf_counter() - began)
+        if fp32_rate > 1.2 * rate:  # less is noise
             self._reporter.warn(
                 f"{self._request.precision} is slower than fp32 on {self.device}: {rate:.3g} against "
-                f"{full:.3g} pictures/s. Features made with --precision fp32 come faster, and are exact"
+                f"{fp32_rate:.3g} pictures/s. Features made with --precision fp32 come faster, and are exact"
             )
 
 
@@ -194,12 +194,14 @@ def picture_steps(transform: Any) -> tuple[tuple[Callable[[Any], Any], ...], lis
     from torchvision import transforms
 
     steps = list(getattr(transform, "transforms", ()))
-    ends = len(steps) > 1 and isinstance(steps[-2], transforms.ToTensor)
-    if not (ends and type(steps[-1]) is transforms.Normalize):
+    is_scaled = len(steps) > 1 and isinstance(steps[-2], transforms.ToTensor)
+    if not (is_scaled and type(steps[-1]) is transforms.Normalize):
         return (transform, np.asarray), []
     # Pictures are RGB already, so steps that convert them are left out.
-    named = [(getattr(step, "__name__", type(step).__name__), step) for step in steps[:-2]]
-    kept = [_plain_step(step) for name, step in named if name not in ("MaybeConvertMode", "_convert_to_rgb")]
+    named_steps = [(getattr(step, "__name__", type(step).__name__), step) for step in steps[:-2]]
+    kept = [
+        _plain_step(step) for name, step in named_steps if name not in ("MaybeConvertMode", "_convert_to_rgb")
+    ]
     return tuple(kept), [255.0, steps[-1].mean, steps[-1].std]
 
 

@@ -80,8 +80,8 @@ class Warnings(Reporter):
 
     def taken(self) -> list[str]:
         """What was said since this was last asked."""
-        said, self._said = self._said, []
-        return said
+        messages, self._said = self._said, []
+        return messages
 
 
 class _ThreadEncoder:
@@ -208,12 +208,12 @@ class NodeEncoder:
             return False
         if isinstance(image, FetchedImage) or not is_on_disk(image):
             return True
-        held = archive_of(image.path)
+        archive = archive_of(image.path)
         try:
             size, mtime_ns = file_facts(image.path)
         except OSError:
             return False
-        same_size = held != image.path or image.size < 0 or image.size == size
+        same_size = archive != image.path or image.size < 0 or image.size == size
         return same_size and image.mtime_ns in (0, mtime_ns)
 
 

@@ -263,8 +263,8 @@ class _Work:
                     self._calls[ask_versions(self._ray, node)] = (self._answered, (node,))
                 continue
             self._known[node.id] = node
-            here = sum(actor.node.id == node.id for actor in self._actors)
-            for _ in range(here, 0 if self._is_given_up(node) else self._cluster.places(node)):
+            running = sum(actor.node.id == node.id for actor in self._actors)
+            for _ in range(running, 0 if self._is_given_up(node) else self._cluster.places(node)):
                 self._start(node)
         self._wait_or_give_up(now)
 
@@ -315,18 +315,18 @@ class _Work:
 
     def _loaded(self, ref: Any, actor: _Actor) -> None:
         try:
-            found = self._ray.get(ref)
+            reply = self._ray.get(ref)
         except self._ray.exceptions.RayError as error:
             self._lost(actor, error)
             return
-        if isinstance(found, NcmError):
+        if isinstance(reply, NcmError):
             if not self._used:
-                raise _on_node(found, actor.node)
-            self._lost(actor, found)  # others have loaded it: perhaps this node's GPU is full
+                raise _on_node(reply, actor.node)
+            self._lost(actor, reply)  # others have loaded it: perhaps this node's GPU is full
             return
-        for there, here in ((found.key, self._job.key), (found.description, self._job.description)):
+        for theirs, ours in ((reply.key, self._job.key), (reply.description, self._job.description)):
             if fields := differing_fields(
-                json.loads(canonical_json(there)), json.loads(canonical_json(here))
+                json.loads(canonical_json(theirs)), json.loads(canonical_json(ours))
             ):
                 lines = [f"{name}: {a!r} there, {b!r} where the command runs" for name, a, b in fields]
                 raise MismatchError(
@@ -337,7 +337,7 @@ class _Work:
                     fix="weights in a file that all nodes have, and the same versions everywhere",
                 )
         actor.is_loaded = True
-        self._warn(actor, found.warnings)
+        self._warn(actor, reply.warnings)
         self._used.add(actor.node.id)
         # The node lives, so its lost actors ended for another reason: perhaps what they were encoding.
         for batch in self._suspected.pop(actor.node.id, ()):
@@ -404,22 +404,22 @@ class _Work:
 
     def _encoded(self, ref: Any, actor: _Actor, batch: int) -> tuple[int, list[ReadImage], np.ndarray] | None:
         try:
-            found = self._ray.get(ref)
+            reply = self._ray.get(ref)
         except self._ray.exceptions.RayError as error:
             self._lost(actor, error)
             return None
-        if isinstance(found, NcmError):
-            self._lost(actor, found)
+        if isinstance(reply, NcmError):
+            self._lost(actor, reply)
             return None
         actor.batches.discard(batch)
-        if isinstance(found, Unread):
-            self._send(actor, batch, found.at)
+        if isinstance(reply, Unread):
+            self._send(actor, batch, reply.at)
             return None
         self._done[batch], self._undone = 1, self._undone - 1
         self._deaths.pop(batch, None)
         self._failures.pop(actor.node.id, None)
-        self._warn(actor, found.warnings)
-        return batch, found.images, found.features
+        self._warn(actor, reply.warnings)
+        return batch, reply.images, reply.features
 
     def _send(self, actor: _Actor, batch: int, at: int) -> None:
         """Send a batch again, with the bytes of its pictures."""
@@ -508,5 +508,5 @@ def _in_short(error: Exception) -> str:
     return f"{lines[0]} {lines[-1]}" if "Error: " in lines[-1] and len(lines) > 1 else lines[0]
 
 
-def _counted_nodes(found: set[str]) -> str:
-    return f"{len(found)} node{'' if len(found) == 1 else 's'}"
+def _counted_nodes(ids: set[str]) -> str:
+    return f"{len(ids)} node{'' if len(ids) == 1 else 's'}"

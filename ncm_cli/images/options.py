@@ -425,15 +425,15 @@ def parse_prompt(text: str) -> str:
 def parse_classes(text: str) -> dict[str, str]:
     """Classes in order, each with its words: ``cat,polar_bear`` or ``0=landbird,1=waterbird``."""
     pairs = [part.partition("=") for part in text.split(",")]
-    found = {name.strip(): (words if equals else words_for(name)).strip() for name, equals, words in pairs}
-    if len(found) < len(pairs) or not all(found) or not all(found.values()):
+    classes = {name.strip(): (words if equals else words_for(name)).strip() for name, equals, words in pairs}
+    if len(classes) < len(pairs) or not all(classes) or not all(classes.values()):
         raise UsageError(
             "classes that can't be read",
             found=repr(text),
             expected="different ones between commas: cat,dog, or with the words for prompts 0=cat,1=dog",
             fix="a class with a comma in its name: --class-map FILE",
         )
-    return found
+    return classes
 
 
 def words_for(name: str) -> str:

@@ -40,8 +40,8 @@ def cell_path(file: str, column: str, row: int) -> str:
 
 def cell_of(path: str) -> tuple[str, str, int] | None:
     """The file, column and row of a picture in a table; None for any other path."""
-    found = _CELL.fullmatch(path)
-    return (found[1], found[2], int(found[3])) if found else None
+    match = _CELL.fullmatch(path)
+    return (match[1], match[2], int(match[3])) if match else None
 
 
 def cell_bytes(file: str, column: str, row: int) -> bytes:
@@ -50,8 +50,8 @@ def cell_bytes(file: str, column: str, row: int) -> bytes:
         status = os.stat(file)
         value = _reader(file, column, status.st_size, status.st_mtime_ns).value(row)
     except (InputError, OSError) as error:
-        found = getattr(error, "found", None) or getattr(error, "strerror", None)
-        raise DecodeError(f"cannot be read: {found or error}") from None
+        reason = getattr(error, "found", None) or getattr(error, "strerror", None)
+        raise DecodeError(f"cannot be read: {reason or error}") from None
     data = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(data, bytes):
         raise DecodeError("no picture in this row")

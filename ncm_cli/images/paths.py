@@ -64,15 +64,15 @@ def expanded(pattern: str) -> list[str]:
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    found = re.search(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}", pattern)
-    if found is None:
+    match = re.search(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}", pattern)
+    if match is None:
         yield pattern
         return
-    first, last, words = found.groups()
+    first, last, words = match.groups()
     numbers = () if words else range(int(first), int(last) + 1) or range(int(first), int(last) - 1, -1)
     parts = words.split(",") if words else (str(number).zfill(len(first)) for number in numbers)
     for part in parts:
-        yield from _expanded(pattern[: found.start()] + part + pattern[found.end() :])
+        yield from _expanded(pattern[: match.start()] + part + pattern[match.end() :])
 
 
 def local_path(path: str) -> str | None:
@@ -100,8 +100,8 @@ def archive_of(path: str) -> str:
     """The archive of a member, the table of a picture; any other path as it is."""
     if cell := cell_of(path):
         return cell[0]
-    found = _MEMBER.fullmatch(path)
-    return found[1] if found else path
+    match = _MEMBER.fullmatch(path)
+    return match[1] if match else path
 
 
 def file_facts(path: str) -> tuple[int, int]:
@@ -133,11 +133,11 @@ def fetch(path: str) -> bytes:
     """The bytes of an image; `DecodeError` with the reason if they can't be read."""
     if cell := cell_of(path):
         return cell_bytes(*cell)
-    found, local = _MEMBER.fullmatch(path), local_path(path)
-    if found is None and local is not None:
+    member, local = _MEMBER.fullmatch(path), local_path(path)
+    if member is None and local is not None:
         return read_bytes(os.fsdecode(native(local)))
     try:
-        return _member(*found.groups()) if found else download(path)
+        return _member(*member.groups()) if member else download(path)
     except DecodeError:
         raise
     except FileNotFoundError:

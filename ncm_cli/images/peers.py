@@ -39,13 +39,13 @@ _NUMBER = re.compile(r"(?:.*\D)?(\d{1,18})", re.DOTALL)
 
 def shards_of(folder: Path, suffix: str) -> dict[int, Path]:
     """The files ``NAME_7.npy`` or ``00007.parquet`` of a folder by their numbers, in numeric order."""
-    found: dict[int, Path] = {}
+    shards: dict[int, Path] = {}
     for path in sorted(folder.glob(f"*{suffix}")):
         if (number := _NUMBER.fullmatch(path.stem)) is None or path.name.startswith("."):
             continue
-        if (other := found.setdefault(int(number[1]), path)) != path:
+        if (other := shards.setdefault(int(number[1]), path)) != path:
             raise InputError("two files with one number", where=folder, found=f"{other.name}, {path.name}")
-    return dict(sorted(found.items()))
+    return dict(sorted(shards.items()))
 
 
 def embeddings_of(source: Path) -> Path | None:

@@ -112,8 +112,8 @@ def read_image(image: ImageFile | FetchedImage, preprocess: Preprocess) -> ReadI
             file = file._replace(beside=beside)
         item = preprocess(shown, file.id)
     except DecodeError as error:
-        found = error.span if isinstance(error, UndeclaredRangeError) else None
-        return ReadImage(file, None, error.reason, undeclared=found)
+        span = error.span if isinstance(error, UndeclaredRangeError) else None
+        return ReadImage(file, None, error.reason, undeclared=span)
     note, declared = picture.info.get("note", ""), picture.info.get("declared")
     return ReadImage(file, item, note=note, tone=_tone_of(picture), declared=declared)
 
@@ -207,12 +207,12 @@ class _ReaderProcess:
         try:
             images, shape, dtype = self._child.connection.recv()
             items = np.empty(shape, dtype)
-            got = 0
-            while got < items.nbytes:
-                count = self._child.socket.recv_into(items.data.cast("B")[got:], 0, socket.MSG_WAITALL)
+            received = 0
+            while received < items.nbytes:
+                count = self._child.socket.recv_into(items.data.cast("B")[received:], 0, socket.MSG_WAITALL)
                 if not count:
                     raise EOFError
-                got += count
+                received += count
         except (EOFError, ConnectionError):
             raise self._end(files) from None
         rest = iter(items)

@@ -154,9 +154,9 @@ def _bounded_response() -> type:
                     raise
             return await super().read()
 
-        async def text(self, *args: Any, **more: Any) -> str:
+        async def text(self, *args: Any, **kwargs: Any) -> str:
             """Only the links of a page, in the form that fsspec's pattern matches."""
-            return _links(await super().text(*args, **more))
+            return _links(await super().text(*args, **kwargs))
 
         async def _bounded(self, most: int) -> bytes:
             async with contextlib.AsyncExitStack() as stack:
@@ -189,13 +189,13 @@ def _grows_large(kept: io.BytesIO, piece: bytes, start: float, most: int) -> boo
     Raises ValueError for too many bytes, `TooSlowError` for too few a second.
     """
     before = kept.tell()
-    got, seconds = before + kept.write(piece), time.monotonic() - start
-    if got > most:
+    size, seconds = before + kept.write(piece), time.monotonic() - start
+    if size > most:
         kept.close()  # the error's traceback would keep it in memory
         raise ValueError(f"more than {most:,} bytes, the limit")
-    if seconds > MAX_ANSWER_SECONDS and got < MIN_BYTES_PER_SECOND * seconds:
-        raise TooSlowError(f"{got:,} bytes in {seconds:.0f} s, which is too slow")
-    return before <= LARGE_BYTES < got
+    if seconds > MAX_ANSWER_SECONDS and size < MIN_BYTES_PER_SECOND * seconds:
+        raise TooSlowError(f"{size:,} bytes in {seconds:.0f} s, which is too slow")
+    return before <= LARGE_BYTES < size
 
 
 @contextlib.contextmanager
@@ -344,11 +344,11 @@ def _listing(folder: str, work: Callable[[], T]) -> T:
 
 def _files(system: Any, folder: str) -> list[str]:
     """The files in a folder, without the empty ones that represent folders in object stores."""
-    found = system.find(folder, detail=True) if system.isdir(folder) else {}
-    folders = {parent for name in found for parent in map(str, PurePosixPath(name).parents)}
+    entries = system.find(folder, detail=True) if system.isdir(folder) else {}
+    folders = {parent for name in entries for parent in map(str, PurePosixPath(name).parents)}
     return [
         name
-        for name, facts in found.items()
+        for name, facts in entries.items()
         if not (name.endswith("/") or facts.get("type") == "directory")
         and (name.removesuffix(_FOLDER_SUFFIX) not in folders or facts.get("size"))
     ]

@@ -78,8 +78,8 @@ class EncoderRequest:
     @property
     def weights(self) -> str | None:
         """The weights to load: for the default model its default tag; None if no weights apply."""
-        without = not self.has_network or self.model.startswith(("local-dir:", "hf-hub:"))
-        if without or self.random_init:
+        none_apply = not self.has_network or self.model.startswith(("local-dir:", "hf-hub:"))
+        if none_apply or self.random_init:
             return None
         return (
             DEFAULT_PRETRAINED if (self.pretrained, self.model) == (None, DEFAULT_MODEL) else self.pretrained
@@ -93,8 +93,8 @@ class EncoderRequest:
     def views(self) -> dict[str, Any]:
         """The options about pictures that were given: an augmentation, a range of samples, fast decoding."""
         chain, span = parse_augment(self.augment), self.intensity_range
-        behind = {"backgrounds": self.backgrounds} if self.backgrounds else {}
-        view = {"view": {"augment": canonical(chain), "seed": self.seed} | behind} if chain else {}
+        backgrounds = {"backgrounds": self.backgrounds} if self.backgrounds else {}
+        view = {"view": {"augment": canonical(chain), "seed": self.seed} | backgrounds} if chain else {}
         fast = {"decode": self.decode} if self.decode != "exact" else {}
         return view | ({"intensity_range": list(span)} if span is not None else {}) | fast
 

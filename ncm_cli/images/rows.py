@@ -104,24 +104,29 @@ class RowPlan:
         """
         if (files := old.files) is None:
             return
-        known = {id: at for at, id in enumerate(old.ids)}
-        usable = [(row, at) for row in self._usable(old) if (at := known.get(self.files[row].id, -1)) >= 0]
+        known = {id: old_row for old_row, id in enumerate(old.ids)}
+        usable = [
+            (row, old_row) for row in self._usable(old) if (old_row := known.get(self.files[row].id, -1)) >= 0
+        ]
         self._look_up(usable, files, reporter)
         doubtful = []
-        for row, at in usable:
+        for row, old_row in usable:
             file = self.files[row]
-            if files.size[at] != file.size:
+            if files.size[old_row] != file.size:
                 continue
-            if (beside := self._beside(row, files.beside_of(at), verify=verify)) is None:
+            if (beside := self._beside(row, files.beside_of(old_row), verify=verify)) is None:
                 continue
-            if not verify and (files.path[at], files.mtime_ns[at]) == (file.path, file.mtime_ns or None):
-                self.take(row, OLD, at, files.sha256[at], beside)
+            if not verify and (files.path[old_row], files.mtime_ns[old_row]) == (
+                file.path,
+                file.mtime_ns or None,
+            ):
+                self.take(row, OLD, old_row, files.sha256[old_row], beside)
             else:
-                doubtful.append((row, at, beside))
+                doubtful.append((row, old_row, beside))
         with reporter.task("comparing contents", len(doubtful), "images") as task:
-            for row, at, beside in doubtful:
-                if self.digest(row) == files.sha256[at]:
-                    self.take(row, OLD, at, files.sha256[at], beside)
+            for row, old_row, beside in doubtful:
+                if self.digest(row) == files.sha256[old_row]:
+                    self.take(row, OLD, old_row, files.sha256[old_row], beside)
                 task.advance()
 
     def _look_up(self, pairs: Sequence[tuple[int, int]], old: Files, reporter: Reporter) -> None:
@@ -129,18 +134,22 @@ class RowPlan:
 
         The size of a picture in a table isn't known before it is read: the table's time tells a change.
         """
-        for row, at in pairs:
+        for row, old_row in pairs:
             if cell_of(self.files[row].path):
-                self.files[row] = self.files[row]._replace(size=int(old.size[at]))
-        asked = ((row, at, self.files[row]) for row, at in pairs if self.files[row].size < 0)
-        pairs = [(row, at) for row, at, file in asked if is_remote(file.path) and file.path == old.path[at]]
+                self.files[row] = self.files[row]._replace(size=int(old.size[old_row]))
+        asked = ((row, old_row, self.files[row]) for row, old_row in pairs if self.files[row].size < 0)
+        pairs = [
+            (row, old_row)
+            for row, old_row, file in asked
+            if is_remote(file.path) and file.path == old.path[old_row]
+        ]
         with (
             reporter.task("looking up", len(pairs), "files") as task,
             ThreadPoolExecutor(LOOKUPS_AT_ONCE) as pool,
         ):
             facts = pool.map(look_up, [self.files[row].path for row, _ in pairs])
-            for (row, at), (size, mtime_ns) in zip(pairs, facts, strict=True):
-                size = int(old.size[at]) if size < 0 else size
+            for (row, old_row), (size, mtime_ns) in zip(pairs, facts, strict=True):
+                size = int(old.size[old_row]) if size < 0 else size
                 self.files[row] = self.files[row]._replace(size=size, mtime_ns=mtime_ns)
                 task.advance()
 
@@ -153,7 +162,7 @@ class RowPlan:
             return
         view = "view" in other.encoder
         pairs = zip(other.ids, files.sha256, strict=True)
-        places = {(id if view else "", sha256): at for at, (id, sha256) in enumerate(pairs)}
+        places = {(id if view else "", sha256): other_row for other_row, (id, sha256) in enumerate(pairs)}
         sizes = set(files.size.tolist())
         rows = [
             row
@@ -165,11 +174,15 @@ class RowPlan:
         with reporter.task("comparing contents", len(rows), "images") as task:
             for row in rows:
                 digest = self.digest(row)
-                at = places.get((self.files[row].id if view else "", digest), -1)
-                beside = self._beside(row, files.beside_of(at), verify=True) if digest and at >= 0 else None
+                other_row = places.get((self.files[row].id if view else "", digest), -1)
+                beside = (
+                    self._beside(row, files.beside_of(other_row), verify=True)
+                    if digest and other_row >= 0
+                    else None
+                )
                 if beside is not None:
-                    self.take(row, OTHER, at, digest, beside)
-                    self.files[row] = self.files[row]._replace(size=int(files.size[at]))
+                    self.take(row, OTHER, other_row, digest, beside)
+                    self.files[row] = self.files[row]._replace(size=int(files.size[other_row]))
                 task.advance()
 
     def take_finished(self, journal: Journal, rows: Sequence[int], *, verify: bool) -> None:
@@ -179,14 +192,14 @@ class RowPlan:
             if finished is None:
                 continue
             # Remote files that the run has read aren't looked up again.
-            alike = finished.path == self.files[row].path
-            if alike and is_remote(finished.path):
+            same_path = finished.path == self.files[row].path
+            if same_path and is_remote(finished.path):
                 self.files[row] = finished
-            if alike and cell_of(finished.path) and finished.mtime_ns == self.files[row].mtime_ns:
+            if same_path and cell_of(finished.path) and finished.mtime_ns == self.files[row].mtime_ns:
                 self.files[row] = self.files[row]._replace(size=finished.size)
-            same = not verify and finished[:4] == self.files[row][:4]
+            unchanged = not verify and finished[:4] == self.files[row][:4]
             beside = self._beside(row, finished.beside, verify=verify)
-            if beside is not None and (same or self.digest(row) == finished.sha256):
+            if beside is not None and (unchanged or self.digest(row) == finished.sha256):
                 self.take(row, DONE, -1, finished.sha256, beside)
 
     def take_failed(self, reported: Iterable[Sequence[Any]]) -> dict[str, FailedRow]:

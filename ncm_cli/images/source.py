@@ -106,10 +106,12 @@ def with_encoder_of_reuse(options: EmbedOptions, reporter: Reporter) -> EmbedOpt
         if store.encoder.get("kind") not in ENCODER_KINDS:
             return options
         made_with = relocated(store.options, options.reuse.absolute().parent)
-    own = {field.name: field.default for field in fields_of(EmbedOptions)}
+    defaults = {field.name: field.default for field in fields_of(EmbedOptions)}
     names = ("model", "pretrained", "random_init", "precision", "normalize", "intensity_range", "decode")
     taken = {
-        name: made_with[name] for name in names if name in made_with and getattr(options, name) == own[name]
+        name: made_with[name]
+        for name in names
+        if name in made_with and getattr(options, name) == defaults[name]
     }
     if taken.get("model", DEFAULT_MODEL) != DEFAULT_MODEL:
         reporter.note(f"--model {taken['model']}, as in {options.reuse}")

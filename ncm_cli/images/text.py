@@ -161,17 +161,17 @@ def read_classes(
     Raises `InputError` if there are none, or if two have the same words.
     """
     if options.classes is not None:
-        found = parse_classes(options.classes)
+        classes = parse_classes(options.classes)
     elif options.class_map is not None:
-        found = _read_class_map(options.class_map)
+        classes = _read_class_map(options.class_map)
     elif known or target is not None:
         all_rows = np.ones(store.rows, dtype=bool)
         known = known or classes_among(store, str(target), all_rows)
-        found = {name: words_for(name) for name in known}
+        classes = {name: words_for(name) for name in known}
     else:
         raise InputError("the store has no label to name classes", where=store.path, fix="--classes cat,dog")
     first: dict[str, str] = {}
-    for name, words in found.items():
+    for name, words in classes.items():
         if first.setdefault(words, name) != name:
             raise InputError(
                 "two classes with the same words",
@@ -179,20 +179,20 @@ def read_classes(
                 found=f"{words!r} for {first[words]!r} and {name!r}",
                 fix="--classes NAME=WORDS,NAME=WORDS",
             )
-    return found
+    return classes
 
 
 def _read_class_map(path: Path) -> dict[str, str]:
     table = read_table(path, what="class map")
     names = table.column("class")
     words = table.column("text") if "text" in table.columns else [""] * len(names)
-    found: dict[str, str] = {}
+    classes: dict[str, str] = {}
     for at, (name, text) in enumerate(zip(names, words, strict=True)):
-        if not name or name in found:
+        if not name or name in classes:
             what = f"a class that is {'listed twice' if name else 'blank'}"
             raise InputError(what, where=path, found=f"{table.row_name(at)}: {name!r}")
-        found[name] = text or words_for(name)
-    return found
+        classes[name] = text or words_for(name)
+    return classes
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:

@@ -97,9 +97,9 @@ def _declared(tags: Mapping[int, Any], unsigned: bool, full: int | None) -> Span
     high = (
         _values(tags, Tag.SMaxSampleValue) or _values(tags, Tag.MaxSampleValue) or ((full,) if full else ())
     )
-    found = (float(min(low)), float(max(high))) if low and high else (0.0, 0.0)
-    usable = found[0] < found[1] and math.isfinite(found[1] - found[0])
-    return found if usable and found != (0, full) else None
+    span = (float(min(low)), float(max(high))) if low and high else (0.0, 0.0)
+    usable = span[0] < span[1] and math.isfinite(span[1] - span[0])
+    return span if usable and span != (0, full) else None
 
 
 def _extra_channels(tags: Mapping[int, Any]) -> int:
@@ -176,8 +176,8 @@ def _scaled_rgb(
     values = values[..., [*range(colours), *alpha]]
     if not wanted and not full:
         raise UndeclaredRangeError(what, float(values.min()), float(values.max()))
-    shown = levels(values, *(wanted or (0, full)))
+    pixels = levels(values, *(wanted or (0, full)))
     if photometric == 0:
-        shown[..., 0] = 255 - shown[..., 0]
+        pixels[..., 0] = 255 - pixels[..., 0]
     mode = ("L" if colours == 1 else "RGB") + "".join(_EXTRA_ALPHA[extra[at - colours]] for at in alpha)
-    return to_rgb(Image.frombytes(mode, values.shape[1::-1], shown.tobytes()), "TIFF")
+    return to_rgb(Image.frombytes(mode, values.shape[1::-1], pixels.tobytes()), "TIFF")

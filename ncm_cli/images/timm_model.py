@@ -98,8 +98,10 @@ def _with_weights(
         if rename is not None and set(kept) != set(model.state_dict()):
             renamed = rename(dict(named), model)
             kept = {key: value for key, value in renamed.items() if not key.startswith(dropped)}
-        found = model.load_state_dict(kept, strict=False)
-    weights.require_keys(found.missing_keys, found.unexpected_keys, path=source, model=f"timm:{name}")
+        incompatible_keys = model.load_state_dict(kept, strict=False)
+    weights.require_keys(
+        incompatible_keys.missing_keys, incompatible_keys.unexpected_keys, path=source, model=f"timm:{name}"
+    )
     weights.require_whole(source, tuned, model.state_dict())
     return model, weights.digest(source)["sha256"]
 

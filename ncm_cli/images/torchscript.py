@@ -117,7 +117,7 @@ def torchscript_tensors(path: Path) -> dict[str, torch.Tensor]:
     with zipfile.ZipFile(path) as archive:
         root = next(name for name in archive.namelist() if name.endswith("/data.pkl")).partition("/")[0]
         top = _Reader(archive, root).load()
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     waiting, seen = [("", top)], 0
     while waiting:
         prefix, module = waiting.pop()
@@ -125,7 +125,7 @@ def torchscript_tensors(path: Path) -> dict[str, torch.Tensor]:
             raise ValueError("it holds no module" if seen == 1 else f"more than {_MAX_MODULES:,} modules")
         for name, value in module.items():
             if isinstance(value, torch.Tensor):
-                found[f"{prefix}{name}"] = value
+                tensors[f"{prefix}{name}"] = value
             elif type(value) is _Module:
                 waiting.append((f"{prefix}{name}.", value))
-    return found
+    return tensors

@@ -63,16 +63,16 @@ def request_facts(request: EncoderRequest) -> dict[str, Any]:
     A missing path is taken as text; loading it reports the error.
     """
     named, model = request.weights, request.model
-    found: dict[str, Any] = {"weights": digest(named) if named and names_a_file(named) else named}
+    facts: dict[str, Any] = {"weights": digest(named) if named and names_a_file(named) else named}
     if request.random_init:
-        found = {"weights": {"random_init": request.seed}}
+        facts = {"weights": {"random_init": request.seed}}
     if model.endswith(".json") and Path(model).expanduser().is_file():
-        found |= {"model": Path(model).stem, "config": digest(model)}
+        facts |= {"model": Path(model).stem, "config": digest(model)}
     elif model.startswith("local-dir:"):
         folder = Path(model.removeprefix("local-dir:")).expanduser()
         files = sorted(path for path in folder.glob("*") if path.is_file())
-        found |= {"model": f"local-dir:{folder.name}", "files": {path.name: digest(path) for path in files}}
-    return found
+        facts |= {"model": f"local-dir:{folder.name}", "files": {path.name: digest(path) for path in files}}
+    return facts
 
 
 def digest(path: str | Path) -> dict[str, Any]:
@@ -91,19 +91,19 @@ def _sha256(path: Path, *state: int) -> str:
     if state[0] < MIN_REMEMBERED_BYTES:
         return sha256_file(path)
     cache: Path | None = None
-    known: dict[str, Any] = {}
+    cached_digests: dict[str, Any] = {}
     with contextlib.suppress(OSError, RuntimeError, NcmError):  # an unreadable cache is written anew
-        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        cache = (named if named.is_absolute() else Path.home() / ".cache") / "ncm" / "digests.json"
-        known = read if isinstance(read := read_json(cache), dict) else {}
-    found = known.pop(str(path), None)
-    if isinstance(found, list) and found[:-1] == list(state) and re.fullmatch("[0-9a-f]{64}", str(found[-1])):
-        return str(found[-1])
+        cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        cache = (cache_home if cache_home.is_absolute() else Path.home() / ".cache") / "ncm" / "digests.json"
+        cached_digests = read if isinstance(read := read_json(cache), dict) else {}
+    entry = cached_digests.pop(str(path), None)
+    if isinstance(entry, list) and entry[:-1] == list(state) and re.fullmatch("[0-9a-f]{64}", str(entry[-1])):
+        return str(entry[-1])
     value = sha256_file(path)
     with contextlib.suppress(OSError, NcmError):
         if cache is not None:
             cache.parent.mkdir(parents=True, exist_ok=True)
-            write_json(cache, known | {str(path): [*state, value]})
+            write_json(cache, cached_digests | {str(path): [*state, value]})
     return value
 
 
@@ -126,7 +126,7 @@ def relocated(options: Mapping[str, Any], folder: Path, *folders: Path) -> dict[
     ``folder``, where ``options["output"]`` is now, and by name in it and ``folders``. Paths that aren't found
     stay as they were.
     """
-    was, found = Path(options.get("output") or "").parent, dict(options)
+    old_folder, updated = Path(options.get("output") or "").parent, dict(options)
     for name in ("model", "pretrained"):
         prefix, path = "", str(options.get(name) or "")
         if path.startswith("local-dir:"):
@@ -134,11 +134,11 @@ def relocated(options: Mapping[str, Any], folder: Path, *folders: Path) -> dict[
         if not (prefix or looks_like_a_path(path)) or Path(path).expanduser().exists():
             continue
         places = [
-            folder / os.path.relpath(path, was),
+            folder / os.path.relpath(path, old_folder),
             *(place / Path(path).name for place in (folder, *folders)),
         ]
-        found[name] = prefix + str(next((place for place in places if place.exists()), path))
-    return found
+        updated[name] = prefix + str(next((place for place in places if place.exists()), path))
+    return updated
 
 
 def names_a_file(pretrained: str) -> bool:
@@ -181,7 +181,7 @@ def chosen_weights(
         checkpoint_kind(path)
         return path
     if path.is_dir():
-        files = [found.name for found in sorted(path.iterdir()) if found.suffix in CHECKPOINT_SUFFIXES]
+        files = [file.name for file in sorted(path.iterdir()) if file.suffix in CHECKPOINT_SUFFIXES]
         raise InputError(
             "--pretrained names a folder, not a checkpoint file",
             where=path,
@@ -189,12 +189,12 @@ def chosen_weights(
             fix=f"one of its files: {listing(files)}" if files else None,
         )
     if looks_like_a_path(pretrained):
-        there = path.parent.is_dir()
-        close = nearest(path.name, [found.name for found in path.parent.iterdir()] if there else [])
+        folder_exists = path.parent.is_dir()
+        close = nearest(path.name, [file.name for file in path.parent.iterdir()] if folder_exists else [])
         raise InputError(
             "no such checkpoint file",
             where=path,
-            found=None if there else f"the folder {path.parent} is not there either",
+            found=None if folder_exists else f"the folder {path.parent} is not there either",
             fix=f"did you mean {path.parent / close}?" if close else None,
         )
     close = nearest(pretrained, tags)
@@ -302,13 +302,13 @@ def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
         if kind == "torch":
             require_own_numbers(path)
         try:
-            named = load_state_dict(str(path), weights_only=True)
+            state = load_state_dict(str(path), weights_only=True)
         except AttributeError:  # timm takes any object for a mapping
-            held = type(torch.load(path, map_location="cpu", weights_only=True)).__name__
-            raise ValueError(f"it holds a {held}, not named tensors") from None
-        if not named:
+            type_name = type(torch.load(path, map_location="cpu", weights_only=True)).__name__
+            raise ValueError(f"it holds a {type_name}, not named tensors") from None
+        if not state:
             raise ValueError("it holds no named tensors")
-        return named
+        return state
 
 
 def write_tuned(path: Path, module: torch.nn.Module, facts: Mapping[str, Any]) -> None:
@@ -383,8 +383,8 @@ def require_keys(missing: Iterable[str], unexpected: Iterable[str], *, path: Pat
 
 def pickled_object(error: pickle.UnpicklingError) -> str:
     """The kind of object that a file would unpickle, without torch's advice to load it anyway."""
-    named = re.search(r"GLOBAL (\S+)", str(error))
-    return f"an object of {named[1]}" if named else "an unreadable object"
+    match = re.search(r"GLOBAL (\S+)", str(error))
+    return f"an object of {match[1]}" if match else "an unreadable object"
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def diagnose(
     """All diagnostics of k pairs with differences ``delta`` (d, k); warns of pairs to look at."""
     n, values = len(members), spectrum.singular_values
     identical = np.asarray(~delta.any(axis=0))
-    again = repeated(members.a, members.b, either_way=members.stores[0] is members.stores[1])
+    repeats = repeated(members.a, members.b, either_way=members.stores[0] is members.stores[1])
     unlike = None
     names = [store.label_column for store in members.stores]
     if all(
@@ -58,8 +58,8 @@ def diagnose(
     ):
         a, b = (np.array(of_members, dtype=object) for of_members in labels)
         unlike = (a != b) & (a != "") & (b != "")
-    if again.any():
-        reporter.warn(f"{int(again.sum())} of {n} pairs repeat an earlier one and count twice")
+    if repeats.any():
+        reporter.warn(f"{int(repeats.sum())} of {n} pairs repeat an earlier one and count twice")
     if identical.all():
         reporter.warn("no pair's members differ in their features: nothing can be removed")
     elif identical.any():
@@ -89,7 +89,7 @@ def diagnose(
         "label_disagreement": None if unlike is None else flagged(unlike),
         "straddling": _listed(members.straddlers, len(members.straddlers)),
         "dropped": [{"id_a": a, "id_b": b} for a, b in members.dropped],
-        "repeated": flagged(again),
+        "repeated": flagged(repeats),
         "identical": flagged(identical),
         "suspects": [
             {"id_a": a, "id_b": b, "residual": float(residual[j]), "times": float(times[j])}

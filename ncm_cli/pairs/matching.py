@@ -122,9 +122,9 @@ def random_pairs(pool: Pool, rng: np.random.Generator) -> tuple[Positions, Posit
         free = most - np.bincount(cell[a], minlength=len(rows))[cell]
         b = _take(right, group, cell, everything if pool.any_across else free, most)
     else:
-        both = _take(rows, group, cell, everything if pool.any_across else most, 2 * most)
-        first = _rank(group[both]) < most[both]
-        a, b = both[first], both[~first]
+        drawn = _take(rows, group, cell, everything if pool.any_across else most, 2 * most)
+        first = _rank(group[drawn]) < most[drawn]
+        a, b = drawn[first], drawn[~first]
     if not pool.any_across:
         _separate_equals(a, b, group, cell)
     order = rng.permutation(len(a))
@@ -155,9 +155,9 @@ def _separate_equals(a: Positions, b: Positions, group: Positions, cell: Positio
     No cell has more than half of a group's members, so there are at least as many pairs without it as pairs
     within it.
     """
-    owner = group[a]
+    pair_group = group[a]
     equal = np.flatnonzero(cell[a] == cell[b])
-    for pairs in np.split(equal, np.flatnonzero(np.diff(owner[equal])) + 1):
+    for pairs in np.split(equal, np.flatnonzero(np.diff(pair_group[equal])) + 1):
         waiting: list[int] = []
         for pair in pairs.tolist():
             if waiting and cell[a[waiting[-1]]] != cell[a[pair]]:
@@ -166,7 +166,7 @@ def _separate_equals(a: Positions, b: Positions, group: Positions, cell: Positio
             else:
                 waiting.append(pair)
         if waiting:
-            start, stop = np.searchsorted(owner, owner[waiting[0]] + np.arange(2))
+            start, stop = np.searchsorted(pair_group, pair_group[waiting[0]] + np.arange(2))
             alone = cell[a[waiting[0]]]
             others = (cell[a[start:stop]] != alone) & (cell[b[start:stop]] != alone)
             partners = start + np.flatnonzero(others)[: len(waiting)]
@@ -209,8 +209,8 @@ def nearest_pairs(
                 neighbour[block], distance[block] = nearest_rows(rows, block, others, metric, codes)
             if advance:
                 advance(len(block))
-    found = np.flatnonzero(neighbour >= 0)
-    return found, neighbour[found], distance[found]
+    matched = np.flatnonzero(neighbour >= 0)
+    return matched, neighbour[matched], distance[matched]
 
 
 def stratified_parts(pool: Pool, fraction: float, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -344,7 +344,7 @@ def represent(features: Features, a: Positions, b: Positions, dims: int) -> tupl
     values, vectors = np.linalg.eigh(total)
     # If all rows are equal any scale will do; 1 avoids a division by zero.
     root = vectors / np.sqrt(np.maximum(values, 0) + (ridge or 1.0)) @ vectors.T
-    alike, directions = np.linalg.eigh(root @ cross @ root)
-    kept = max(1, min(dims, int((alike > 0).sum())))
+    correlations, directions = np.linalg.eigh(root @ cross @ root)
+    kept = max(1, min(dims, int((correlations > 0).sum())))
     top = directions[:, ::-1][:, :kept]
-    return mean, root @ top * np.sqrt(np.maximum(alike[::-1][:kept], 0))
+    return mean, root @ top * np.sqrt(np.maximum(correlations[::-1][:kept], 0))

@@ -58,13 +58,13 @@ class Members:
             return components(self.nodes[self.a], self.nodes[self.b])
         if first is second:
             return components(self.a, self.b)
-        same = first.positions(second.ids[self.b])
-        return components(self.a, np.where(same < 0, first.rows + self.b, same))
+        in_first = first.positions(second.ids[self.b])
+        return components(self.a, np.where(in_first < 0, first.rows + self.b, in_first))
 
 
 def repeated(a: Positions, b: Positions, *, either_way: bool) -> Mask:
     """(k,) pairs that repeat an earlier one, also the other way round with ``either_way``."""
     keys = np.stack([np.minimum(a, b), np.maximum(a, b)]) if either_way else np.stack([a, b])
-    again = np.ones(len(a), dtype=bool)
-    again[np.unique(keys, axis=1, return_index=True)[1]] = False
-    return again
+    repeats = np.ones(len(a), dtype=bool)
+    repeats[np.unique(keys, axis=1, return_index=True)[1]] = False
+    return repeats

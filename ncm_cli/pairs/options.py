@@ -155,8 +155,8 @@ class PairsOptions(TextOptions):
         if self.holdout_col and self.source is None:
             yield UsageError("--holdout-col needs a table of pairs", fix="--holdout 0.25 holds out at random")
         if self.match is None:
-            rest = ("features_b", "test") if self.prompts else ()
-            for name in rest:
+            row_options = ("features_b", "test") if self.prompts else ()
+            for name in row_options:
                 if getattr(self, name) is not None:
                     flag = f"--{name.replace('_', '-')}"
                     yield UsageError(f"{flag} is for rows, not for --prompts", fix=f"leave {flag} out")

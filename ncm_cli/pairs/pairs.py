@@ -2,14 +2,9 @@
 
 Pairs come from a table of matched ids, whose problems are all reported at once, from `matched` or from
 `texts`. `straddling` leaves out pairs of a training and a test row, `drop` those that ``--drop`` names.
-<<<<<<< HEAD
 `matched` leaves out rows without a partner by ``--same`` and ``--across``, and pairs beyond ``--count``.
-Held-out pairs are in the store but not in its spectrum. ``ncm fit`` leaves out, by ``--overlap``, pairs of
-validation and test rows: `ncm_cli.probes.usable_pairs.read_usable_pairs`.
-=======
-`matched` leaves out rows that find no partner by ``--same`` and ``--across``. Later, ``ncm fit`` leaves out
-pairs with a validation or test row, by ``--overlap``: `ncm_cli.probes.usable_pairs.read_usable_pairs`.
->>>>>>> words-a
+Held-out pairs are in the store but not in its spectrum. Later, ``ncm fit`` leaves out pairs with a validation
+or test row, by ``--overlap``: `ncm_cli.probes.usable_pairs.read_usable_pairs`.
 """
 
 from __future__ import annotations
@@ -115,9 +110,9 @@ def _pairs(
     # The members' magnitude limits how exactly float32 can hold their differences.
     square = np.einsum("kd,kd->", features_a, features_a, dtype=np.float64) / max(features_a.size, 1)
     fitted = delta[:, ~members.holdout] if members.holdout.any() else delta
-    known = spectrum(fitted, magnitude=float(np.sqrt(square)))
+    fitted_spectrum = spectrum(fitted, magnitude=float(np.sqrt(square)))
     labels = [_labels(stores[0], members.a), _labels(stores[1], members.b)]
-    diagnostics = diagnose(members, labels, delta, together, known, options.seed, reporter)
+    diagnostics = diagnose(members, labels, delta, together, fitted_spectrum, options.seed, reporter)
     encoder = without_view(stores[0].encoder)
     ids_a, ids_b = zip(*members.ids(), strict=True)
     strategy = TEXT if options.prompts else options.match or "table"
@@ -129,7 +124,7 @@ def _pairs(
         label_a=labels[0],
         label_b=labels[1],
         holdout=members.holdout,
-        singular_values=known.singular_values[: known.rank],
+        singular_values=fitted_spectrum.singular_values[: fitted_spectrum.rank],
         strategy=strategy,
         options=jsonable(options),
         encoder=encoder,
@@ -314,8 +309,8 @@ def _from_table(table: Table, options: PairsOptions, stores: Stores) -> Members:
             elif at[index] < 0:
                 unknown += 1
                 hint = _hint(name, store.ids) if unknown <= MAX_HINTS else None
-                more = f" (did you mean {hint!r}?)" if hint else ""
-                problems.append((index, f"{column} {name!r} isn't in {store.path.name}{more}"))
+                suggestion = f" (did you mean {hint!r}?)" if hint else ""
+                problems.append((index, f"{column} {name!r} isn't in {store.path.name}{suggestion}"))
             elif positions and stores[0] is stores[1] and positions[0][index] == at[index]:
                 problems.append((index, f"{name!r} is paired with itself"))
         positions.append(at)

@@ -28,7 +28,7 @@ def alternatives(options: PairsOptions) -> list[tuple[str, ...]]:
     with a repeated one.
     """
     lines = [[part.strip() for part in prompt.split("|")] for prompt in read_prompts(options.prompts)]
-    alone = [prompt for (prompt, *more) in lines if not more]
+    alone = [prompt for (prompt, *others) in lines if not others]
     sets = [tuple(line) for line in lines if len(line) > 1] + ([tuple(alone)] if alone else [])
     for prompts in sets:
         slots = {"{" in prompt for prompt in prompts}

@@ -50,12 +50,12 @@ def domain_columns(
     InputError
         Pairs are marked as matched, but there is no column in which their members differ.
     """
-    kind, named = pairs.options.get("kind"), pairs.options
+    kind, options = pairs.options.get("kind"), pairs.options
     if kind == COUNTERFACTUAL or not target.classes or pairs.options.get("features_b"):
         return ()
     if pairs.strategy in BY_LABEL:
-        same = {store.column(name).name for name in _present(store, named.get("same"))}
-        across = tuple(store.column(name).name for name in _present(store, named.get("across")))
+        same = {store.column(name).name for name in _present(store, options.get("same"))}
+        across = tuple(store.column(name).name for name in _present(store, options.get("across")))
         return across if target.name in same else ()
     if pairs.strategy != "table":
         return ()
@@ -76,8 +76,8 @@ def domain_columns(
 
 def _present(store: FeatureRows, names: object) -> list[str]:
     """The columns that an option of ``ncm pairs`` names, as far as the store has them."""
-    known = {"label": store.label_column, "split": store.split_column}
-    return [name for name in parse_names(str(names or "")) if (known.get(name) or name) in store.columns]
+    roles = {"label": store.label_column, "split": store.split_column}
+    return [name for name in parse_names(str(names or "")) if (roles.get(name) or name) in store.columns]
 
 
 def _told_apart(store: FeatureRows, target: Target, a: Codes, b: Codes) -> tuple[str, ...]:

@@ -83,9 +83,9 @@ def choose_probe(problem: Problem, reporter: Reporter) -> Choice:
             estimates = crossfit(
                 problem, folds, variants=variants, ranks=tried, decays=decays, advance=bar.advance
             )
-        among = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] in ranks]
-        candidates = [estimates.candidates[i] for i in among]
-        pick = estimates.candidates[estimates.pick(among)]
+        indices = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] in ranks]
+        candidates = [estimates.candidates[i] for i in indices]
+        pick = estimates.candidates[estimates.pick(indices)]
         variant = variant_of(pick, variants[0])
         chosen, best = candidates.index(pick), _fitted(problem, pick, variant)
         return Choice(rule, note, ranks, available, folds, candidates, chosen, variant, best, estimates)

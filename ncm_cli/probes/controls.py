@@ -104,15 +104,15 @@ def judge_choice(
         and verdict_code(with_controls, pick, erm, case, control)[0] in ("no-gain", "constant")
     ):
         kept = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] == 0]
-        without = estimates.pick(kept)
-        instead = chosen_instead(problem, choice, estimates.candidates[without])
+        unprojected = estimates.pick(kept)
+        instead = chosen_instead(problem, choice, estimates.candidates[unprojected])
         # A constant is not written if the pick has a lower score.
         if (
             case.one_answer
             or one_answer(problem, instead) is None
-            or estimates.gain(pick, without).value <= 0
+            or estimates.gain(pick, unprojected).value <= 0
         ):
-            written, choice = without, instead
+            written, choice = unprojected, instead
     verdict = judge(with_controls, pick, erm, case, control=control, written=written)
     verdict = with_stores(verdict, pairs, with_controls, case, written=written, erm=erm, control=control)
     if (method := options.chosen_method) != "ncm":
@@ -141,7 +141,7 @@ def with_stores(
         return verdict
     stores = []
     for at, (path, store) in enumerate(zip(pairs.paths, pairs.stores, strict=True)):
-        own = dataclasses.replace(
+        store_case = dataclasses.replace(
             case,
             against=", ".join(augmentations([store])),
             one_answer=False,
@@ -150,8 +150,8 @@ def with_stores(
             by_score=f"--pairs {path} alone",
             store=path.name,
         )
-        alone = judge(estimates.of_store(at), written, erm, own, control=control)
-        stores.append(StoreVerdict.of(str(path), alone))
+        store_verdict = judge(estimates.of_store(at), written, erm, store_case, control=control)
+        stores.append(StoreVerdict.of(str(path), store_verdict))
     return dataclasses.replace(verdict, stores=tuple(stores))
 
 
@@ -188,10 +188,10 @@ def _with_controls(
 def _controls(problem: Problem, estimates: CrossFit) -> list[dict[str, Any]]:
     """The controls as results record them: the constant, and each variant's best candidate of rank 0."""
     assert problem.val is not None and estimates.constant is not None
-    val, nothing = problem.val.y, Estimate(0.0, 0.0, 0.0)
+    val, zero = problem.val.y, Estimate(0.0, 0.0, 0.0)
     errors = (val - problem.constant) ** 2 if problem.regression else (val != problem.constant).astype(float)
     constant = error_estimate(errors, regression=problem.regression)
-    controls = [_control(CONSTANT, None, val_error=constant, flip_rate=nothing, bound=constant)]
+    controls = [_control(CONSTANT, None, val_error=constant, flip_rate=zero, bound=constant)]
     present = sorted(
         {
             (candidate["upweighted"], candidate["pair_rows"])
@@ -321,15 +321,15 @@ def nearly_constant(problem: Problem, choice: Choice) -> str:
     if answers is None or problem.val is None:
         return ""
     code = int(np.bincount(answers).argmax())
-    given, n = int((answers == code).sum()), len(answers)
+    count, n = int((answers == code).sum()), len(answers)
     if (
         len(np.unique(answers)) < 2
-        or given < LEAST_ONE_SIDED_SHARE * n
-        or given - (problem.val.y == code).sum() < n / 10
+        or count < LEAST_ONE_SIDED_SHARE * n
+        or count - (problem.val.y == code).sum() < n / 10
     ):
         return ""
     name = problem.target.classes[code]
-    return f"the chosen probe predicts {name!r} for {given:,} of {n:,} validation rows"
+    return f"the chosen probe predicts {name!r} for {count:,} of {n:,} validation rows"
 
 
 def _advice(problem: Problem) -> str:
@@ -360,19 +360,24 @@ def _doubts(problem: Problem, estimates: CrossFit, pick: int, erm: int) -> list[
             doubts.append(f"no pair is of the class {named}, so a shift of that class alone isn't removed")
         elif words := unbalanced(classes, numbers):
             doubts.append(f"the pairs are unequal over classes: {words}")
-    before, after = estimates.random_change(erm), estimates.random_change(pick)
+    erm_flips, pick_flips = estimates.random_change(erm), estimates.random_change(pick)
     views = ", ".join(augmentations(problem.pairs.stores))
-    if not problem.cells and before is not None and after is not None and after.value >= before.value:
+    if (
+        not problem.cells
+        and erm_flips is not None
+        and pick_flips is not None
+        and pick_flips.value >= erm_flips.value
+    ):
         doubts.append(
-            f"the flip rate of random pairs of a class across domains doesn't fall ({before}, now {after}): "
-            f"{views or 'these pairs'} may not represent the shift between domains"
+            "the flip rate of random pairs of a class across domains doesn't fall "
+            f"({erm_flips}, now {pick_flips}): {views or 'these pairs'} may not represent the shift between domains"
         )
     if not estimates.regression and estimates.errors is not None and estimates.constant is not None:
-        now, before = estimates.error(pick), estimates.error(erm)
-        if estimates.gain(pick, estimates.constant).low <= 0 and now.low > before.high:
+        pick_error, erm_error = estimates.error(pick), estimates.error(erm)
+        if estimates.gain(pick, estimates.constant).low <= 0 and pick_error.low > erm_error.high:
             doubts.append(
                 "the chosen probe can't be distinguished from one that always gives the same answer, and its "
-                f"validation accuracy is {1 - now.value:.3g}, against {1 - before.value:.3g} with nothing "
-                "removed: --rank 0 removes nothing"
+                f"validation accuracy is {1 - pick_error.value:.3g}, against {1 - erm_error.value:.3g} with "
+                "nothing removed: --rank 0 removes nothing"
             )
     return doubts

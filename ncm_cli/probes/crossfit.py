@@ -167,8 +167,9 @@ class CrossFit:
                 facts |= {"val_mse": error, "bound_mse": (np.sqrt(error) + sum(map(np.sqrt, added))) ** 2}
             else:
                 facts |= {"val_accuracy": 1 - error, "val_log_loss": loss}
-                shift, both = shifts.mean(axis=1), zip(by_store, means_of_kinds(shifts, kind), strict=True)
-                facts |= pair_facts(error, loss, change, shift, len(paths[0][0].bias), list(both))
+                shift = shifts.mean(axis=1)
+                store_means = list(zip(by_store, means_of_kinds(shifts, kind), strict=True))
+                facts |= pair_facts(error, loss, change, shift, len(paths[0][0].bias), store_means)
         if by_members:
             if errors is not None and losses is not None and val is not None and val_cell is not None:
                 known = val_cell >= 0
@@ -271,9 +272,9 @@ class CrossFit:
         kept = [index for index in among if self.candidates[index]["rank"] == 0]
         if self.cell is None or not kept or self.candidates[least]["rank"] == 0:
             return least
-        nothing = kept[best_candidate([self.candidates[index] for index in kept], "bound", self.task)]
-        gain = self.gain(least, nothing)
-        return least if gain.value > LEAST_STANDARD_ERRORS * (gain.high - gain.value) / Z95 else nothing
+        unprojected = kept[best_candidate([self.candidates[index] for index in kept], "bound", self.task)]
+        gain = self.gain(least, unprojected)
+        return least if gain.value > LEAST_STANDARD_ERRORS * (gain.high - gain.value) / Z95 else unprojected
 
     def of_store(self, at: int) -> CrossFit:
         """The same candidates on the pairs of one of several stores alone.
@@ -282,7 +283,7 @@ class CrossFit:
         the bound.
         """
         assert self.kind is not None
-        here, by_label = self.kind == at, self.matched[at] and self.cell is not None
+        in_store, by_label = self.kind == at, self.matched[at] and self.cell is not None
         name, kept = "pair_mse" if self.regression else "flip_rate", SHARED
         if by_label:
             kept = kept | {"cell_error", "worst_cell_error", "cell_log_loss", "within_flip_rate"}
@@ -295,14 +296,14 @@ class CrossFit:
             elif "val_accuracy" in facts:
                 facts["bound_01"] = 1 - facts["val_accuracy"] + change
             candidates.append(facts)
-        alone = dataclasses.replace(
-            self, candidates=tuple(candidates), changes=self.changes[:, here], unit=self.unit[here]
+        one_store = dataclasses.replace(
+            self, candidates=tuple(candidates), changes=self.changes[:, in_store], unit=self.unit[in_store]
         )
-        alone = dataclasses.replace(alone, kind=None, matched=())
+        one_store = dataclasses.replace(one_store, kind=None, matched=())
         if by_label:
-            return alone
+            return one_store
         return dataclasses.replace(
-            alone, constant=self.row_constant, cell_row_errors=None, cell=None, truth=None, random=None
+            one_store, constant=self.row_constant, cell_row_errors=None, cell=None, truth=None, random=None
         )
 
     def change(self, index: int, at: int | None = None) -> Estimate:
@@ -311,14 +312,14 @@ class CrossFit:
         Wilson's interval at the effective sample size (Kish's: the number of pairs over the design effect of
         their units; Korn and Graubard 1998).
         """
-        values, unit = self.changes[index][self._here(at)], self.unit[self._here(at)]
+        values, unit = self.changes[index][self._in_store(at)], self.unit[self._in_store(at)]
         mean, error = float(values.mean()), _clustered_error(values, unit)
         if self.regression:
             return _normal(mean, error)
-        worth = float(len(np.unique(unit)))
+        effective_n = float(len(np.unique(unit)))
         if 0 < mean < 1:
-            worth = min(len(unit), mean * (1 - mean) / error**2) if error > 0 else float(len(unit))
-        return Estimate(mean, *wilson(mean * worth, worth))
+            effective_n = min(len(unit), mean * (1 - mean) / error**2) if error > 0 else float(len(unit))
+        return Estimate(mean, *wilson(mean * effective_n, effective_n))
 
     def random_change(self, index: int) -> Estimate | None:
         """Flip rate of the random pairs with its interval; None without them."""
@@ -358,7 +359,7 @@ class CrossFit:
             return [None] if self.cell is None else []
         return [at for at, by_label in enumerate(self.matched) if self.cell is None or not by_label]
 
-    def _here(self, at: int | None) -> Any:
+    def _in_store(self, at: int | None) -> Any:
         """The measured pairs of a store, as an index of (m,)."""
         return slice(None) if at is None else self.kind == at
 
@@ -380,23 +381,23 @@ class CrossFit:
         if self.cell_row_errors is not None:
             flips = [self.change(index, at) for at in self._counted]
             return self._sum(self.cell_error(index), *flips) if flips else self.cell_error(index)
-        across = self.random_change(index)
-        if across is not None and across.value > self.changes_of_all(index).value:
-            return self._sum(self.error(index), across)
+        random_flips = self.random_change(index)
+        if random_flips is not None and random_flips.value > self.changes_of_all(index).value:
+            return self._sum(self.error(index), random_flips)
         return self.bound(index)
 
     def cell_error(self, index: int) -> Estimate:
         """Mean of the cells' error rates, with Wilson's interval for the effective number of rows."""
         assert self.cell_row_errors is not None and self.cell is not None
         value, errors = float(self.candidates[index]["cell_error"]), self.cell_row_errors[index]
-        spread, worth = self._stratified_error(errors), self._worth
-        # If errors don't vary within any cell, `_worth` is the effective number.
+        spread, effective_n = self._stratified_error(errors), self._effective_n
+        # If errors don't vary within any cell, `_effective_n` is the effective number.
         if spread > 0:
-            worth = min(float(len(errors)), value * (1 - value) / spread**2)
-        return Estimate(value, *wilson(value * worth, worth))
+            effective_n = min(float(len(errors)), value * (1 - value) / spread**2)
+        return Estimate(value, *wilson(value * effective_n, effective_n))
 
     @property
-    def _worth(self) -> float:
+    def _effective_n(self) -> float:
         """The effective number of rows if all cells had the same error rate."""
         assert self.cell is not None
         sizes = np.unique(self.cell, return_counts=True)[1]
@@ -406,8 +407,8 @@ class CrossFit:
     def undetected_limit(self) -> float:
         """Upper end of the 95 % Wilson interval for how often two candidates differ on new pairs (or rows) if
         they agree on all measured ones; for several stores, the sum of these."""
-        numbers = [] if self.cell is None else [self._worth]
-        numbers += [len(np.unique(self.unit[self._here(at)])) for at in self._counted]
+        numbers = [] if self.cell is None else [self._effective_n]
+        numbers += [len(np.unique(self.unit[self._in_store(at)])) for at in self._counted]
         return sum(wilson(0, n)[1] for n in numbers)
 
     def _stratified_error(self, values: Array) -> float:
@@ -419,7 +420,7 @@ class CrossFit:
     def scored(self, index: int) -> Scored:
         """A candidate's score with its parts."""
         value = float(self.candidates[index][self.score])
-        changes = {_pairs_of(at): self.changes[index][self._here(at)] for at in self._counted}
+        changes = {_pairs_of(at): self.changes[index][self._in_store(at)] for at in self._counted}
         if self.cell_row_errors is not None:
             return Scored(value, {"cells": self.cell_row_errors[index], **changes})
         assert self.errors is not None
@@ -430,9 +431,9 @@ class CrossFit:
         parts = {"rows": self.errors[index], **changes}
         if self.regression:
             means = {name: max(float(part.mean()), 1e-300) for name, part in parts.items()}
-            for name, own in means.items():  # times the derivative of the score
+            for name, own_mean in means.items():  # times the derivative of the score
                 others = (mean for other, mean in means.items() if other != name)
-                parts[name] = (1 + sum(float(np.sqrt(mean / own)) for mean in others)) * parts[name]
+                parts[name] = (1 + sum(float(np.sqrt(mean / own_mean)) for mean in others)) * parts[name]
         return Scored(value, parts)
 
     def gain(self, index: int, other: int | Scored) -> Estimate:
@@ -457,7 +458,7 @@ class CrossFit:
         if not part.startswith("pairs"):
             return np.arange(n)
         at = part.removeprefix("pairs")
-        return self.unit[self._here(int(at) if at else None)]
+        return self.unit[self._in_store(int(at) if at else None)]
 
     def frequent_gain(self, index: int, other: int) -> Estimate | None:
         """How much lower one candidate's score is than another's, if classes are as frequent as in training
@@ -473,9 +474,9 @@ class CrossFit:
         spread = [difference[part].var() / max(int(part.sum()) - 1, 1) for part in parts]
         value, error = float(weights @ means), float(np.sqrt(weights**2 @ np.array(spread)))
         for at in self._counted:
-            flips, here = self.changes[other] - self.changes[index], self._here(at)
-            value += float(flips[here].mean())
-            error = float(np.hypot(error, _clustered_error(flips[here], self.unit[here])))
+            flips, in_store = self.changes[other] - self.changes[index], self._in_store(at)
+            value += float(flips[in_store].mean())
+            error = float(np.hypot(error, _clustered_error(flips[in_store], self.unit[in_store])))
         return _normal(value, error)
 
 

@@ -302,9 +302,9 @@ def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
     if X is None:
         return a, b
     of_pairs, of_rows = np.vstack([a, b]).std(axis=0), X.std(axis=0)
-    both = (of_pairs > 0) & (of_rows > 0)
-    ratios = np.abs(np.log(of_pairs[both] / of_rows[both]))
-    factor = float(np.exp(np.median(ratios))) if len(a) >= LEAST_PAIRS_COMPARED and both.any() else 1.0
+    varying = (of_pairs > 0) & (of_rows > 0)
+    ratios = np.abs(np.log(of_pairs[varying] / of_rows[varying]))
+    factor = float(np.exp(np.median(ratios))) if len(a) >= LEAST_PAIRS_COMPARED and varying.any() else 1.0
     if factor > LARGEST_SPREAD_FACTOR:
         warnings.warn(
             f"the features of pairs' members are typically spread {factor:.2g} times more or less widely "

@@ -105,20 +105,20 @@ def evaluate(
     MismatchError
         Features of another encoder than the probe's, or a comparison with a result on other rows.
     """
-    said, probe = _Warnings(reporter), read_probe(options.probe)
+    recorder, probe = _Warnings(reporter), read_probe(options.probe)
     with store or FeatureStore(options.features) as store:
         require_same_encoder(
             str(options.probe), probe.encoder, str(options.features), store.encoder, ignore_view=True
         )
         target = _target(options, probe, store)
         groups = make_groups(store, options.groups or (target if probe.classes else ""))
-        rows, missing = _rows(store, options.where, target, said)
+        rows, missing = _rows(store, options.where, target, recorder)
         asked = metrics_of(options.metrics, probe.task) if options.metrics else ()
         answers = answers_of(probe, options.probe.name, store, rows, target, probabilities=bool(asked))
         in_group = groups.codes[rows]
         for names, count in groups.lacking(in_group):
             if count:
-                said.warn(f"{count:,} rows without a value of {names} are in none of its groups")
+                recorder.warn(f"{count:,} rows without a value of {names} are in none of its groups")
         parts = [(in_group == index).any(axis=1) for index in range(len(groups.keys))]
         table = [
             {"group": groups.key(i), **metrics.summary(answers.values[part])} for i, part in enumerate(parts)
@@ -127,16 +127,16 @@ def evaluate(
         if options.compare is not None:
             theirs = _theirs(options, store, answers, target)
             comparison = _compare(options.compare, answers.values, theirs, groups, parts)
-        reference, crossings = _crossings(options, probe, store, groups, table, said)
+        reference, crossings = _crossings(options, probe, store, groups, table, recorder)
         # With several crossings there are several adjusted averages, none of which is the overall one.
         scores = _scores(answers, crossings[0]["adjusted"] if len(crossings) == 1 else None)
-        more = _more_metrics(asked, answers, table, parts, said)
+        extra_metrics = _more_metrics(asked, answers, table, parts, recorder)
         classes = np.unique(answers.predicted)
         if probe.classes and len(classes) == 1 and len(rows) > 1:
             only = probe.classes[int(classes[0])]
-            said.warn(f"the probe predicts {only!r} for every row")
+            recorder.warn(f"the probe predicts {only!r} for every row")
         if reference["missing_share"] > 0:
-            said.warn(
+            recorder.warn(
                 f"{reference['missing_share']:.1%} of the reference rows are in groups without a row here: "
                 "the adjusted average leaves these groups out"
             )
@@ -151,7 +151,7 @@ def evaluate(
         body: dict[str, Any] = {
             "n": len(rows),
             **scores,
-            **more,
+            **extra_metrics,
             "worst_group": metrics.worst(table),
             "groups": table,
             "crossings": crossings,
@@ -174,7 +174,7 @@ def evaluate(
             },
             "features": {"path": str(options.features), "content_sha256": store.content_sha256},
             "comparison": comparison,
-            "warnings": said.said,
+            "warnings": recorder.said,
             "options": jsonable(options),
         }
         if options.output is not None:
@@ -205,8 +205,8 @@ def scale_like(probe: Probe, X: Features) -> Any:
 
 def logits(probe: Probe, X: np.ndarray) -> np.ndarray:
     """float64 (n, C): scaled features times weights plus bias; for regression the predictions themselves."""
-    made: np.ndarray = scale_like(probe, X) @ probe.weight.T + probe.bias
-    return made
+    scores: np.ndarray = scale_like(probe, X) @ probe.weight.T + probe.bias
+    return scores
 
 
 def _target(options: EvalOptions, probe: Probe, store: FeatureRows) -> str:
@@ -224,7 +224,7 @@ def _target(options: EvalOptions, probe: Probe, store: FeatureRows) -> str:
     return name
 
 
-def _rows(store: FeatureRows, where: str | None, target: str, said: Reporter) -> tuple[np.ndarray, int]:
+def _rows(store: FeatureRows, where: str | None, target: str, reporter: Reporter) -> tuple[np.ndarray, int]:
     """Positions of the rows to evaluate, sorted by id, and the number of rows left out without a target."""
     chosen = store.mask(where)
     known = categories_of(store.column(target)).codes >= 0
@@ -237,7 +237,7 @@ def _rows(store: FeatureRows, where: str | None, target: str, said: Reporter) ->
             found=f"{missing} rows, none with a {target}" if missing else f"no row with {where}",
         )
     if missing:
-        said.warn(f"{missing:,} of {int(chosen.sum()):,} rows have no {target} and are left out")
+        reporter.warn(f"{missing:,} of {int(chosen.sum()):,} rows have no {target} and are left out")
     return rows[store.ids[rows].order], missing
 
 
@@ -369,8 +369,8 @@ def _crossings(
         if mask is not None:
             average, lacking = metrics.adjusted_average(entries, groups.sizes(mask)[members])
             absent = max(absent, lacking)
-        found = {"columns": list(columns), "worst_group": metrics.worst(entries), "adjusted": average}
-        crossings.append(found)
+        crossing = {"columns": list(columns), "worst_group": metrics.worst(entries), "adjusted": average}
+        crossings.append(crossing)
     return {"where": None if mask is None else where, "missing_share": absent}, crossings
 
 
@@ -395,8 +395,8 @@ def _theirs(options: EvalOptions, store: FeatureRows, answers: Answers, target: 
             return answers_of(probe, other.name, store, answers.rows, target).values
         values = None
     if values is None or not hits:
-        both = f"{options.probe} and {other}"
-        raise MismatchError("a classifier can't be compared with a regression", where=both)
+        probes = f"{options.probe} and {other}"
+        raise MismatchError("a classifier can't be compared with a regression", where=probes)
     return values
 
 
@@ -411,10 +411,10 @@ def _compare(
     by_group = []
     for index, part in enumerate(parts):
         paired = metrics.compare(values[part], theirs[part])
-        known = {
+        differences = {
             name: getattr(paired, name) if paired.n else None for name in ("difference", "ci_low", "ci_high")
         }
-        by_group.append({"group": groups.key(index), "n": paired.n, **known})
+        by_group.append({"group": groups.key(index), "n": paired.n, **differences})
     overall = dataclasses.asdict(metrics.compare(values, theirs))
     return {**named, "other_accuracy": average, **overall, "groups": by_group}
 
@@ -422,15 +422,15 @@ def _compare(
 def _saved(path: Path, store: FeatureRows, rows: Codes, target: str) -> Mask:
     """Which of the rows a saved result counts as right."""
     saved = read_result(path, kind="eval")
-    kept = saved.get("rows") or {}
-    right = kept.get("right")
+    saved_rows = saved.get("rows") or {}
+    right = saved_rows.get("right")
     if not isinstance(right, str) or set(right) - {"0", "1"}:
         raise InputError(
             "the result doesn't say which rows were right",
             where=path,
             fix="compare with the probe itself, or write the result again with ncm eval -o",
         )
-    if kept.get("ids_sha256") != _ids_digest(store, rows) or len(right) != len(rows):
+    if saved_rows.get("ids_sha256") != _ids_digest(store, rows) or len(right) != len(rows):
         raise MismatchError(
             "the two results are of different rows",
             where=path,

@@ -113,11 +113,11 @@ def _fit(options: FitOptions, reporter: Reporter) -> dict[str, Any]:
     }
     probes = {options.output: _probe(problem, whole, variant, body, best)}
     if options.save_controls is not None:
-        beside = _control_probes(options.save_controls, problem, body)
-        if os.path.realpath(options.output) in map(os.path.realpath, beside):
+        control_probes = _control_probes(options.save_controls, problem, body)
+        if os.path.realpath(options.output) in map(os.path.realpath, control_probes):
             raise UsageError("the probe and one of its controls have the same name", found=options.output)
         options.save_controls.mkdir(parents=True, exist_ok=True)
-        probes |= beside
+        probes |= control_probes
     for path, probe in probes.items():
         write_probe(path, probe)
     return body
@@ -217,7 +217,7 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
             else train_path(training, solver, ranks=[0], decays=[decay])[0]
         )
         # The constant has nothing to choose; the weight decay of every other control was chosen.
-        only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY_CANDIDATE}
+        single = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY_CANDIDATE}
         record = {
             "method": name,
             "solver": solver.name,
@@ -227,7 +227,7 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
             "chosen": 0,
             "verdict": None,
             "controls": [],
-            **(only if decay is None else {"path": [], "rule": "bound"}),
+            **(single if decay is None else {"path": [], "rule": "bound"}),
         }
         record["upweight"] = problem.upweight if variant.upweighted else None
         alone = dataclasses.replace(

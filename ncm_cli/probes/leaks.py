@@ -28,18 +28,18 @@ def treat_near_copies(
     if target.classes:
         classes = np.asarray(target.y[rows], np.int64)
     candidates, queries = np.split(positions, [int(train.sum())])
-    found = near_copies(normalized_rows(store.rows_of(rows), "cosine"), queries, candidates, classes)
-    if not len(found.queries):
+    copies = near_copies(normalized_rows(store.rows_of(rows), "cosine"), queries, candidates, classes)
+    if not len(copies.queries):
         return
-    leaking = rows[found.all_candidates]
-    first, other = (store.ids[rows[at[0]]] for at in (found.candidates, found.queries))
+    leaking = rows[copies.all_candidates]
+    first, other = (store.ids[rows[at[0]]] for at in (copies.candidates, copies.queries))
     rows_are = "training row is" if len(leaking) == 1 else "training rows are"
     what = (
-        f"{len(leaking):,} {rows_are} nearly equal to validation or test rows (cosine of {found.bound} or "
-        f"more), such as {first!r} to {other!r} ({found.cosines[0]:.3f})"
+        f"{len(leaking):,} {rows_are} nearly equal to validation or test rows (cosine of {copies.bound} or "
+        f"more), such as {first!r} to {other!r} ({copies.cosines[0]:.3f})"
     )
-    if found.compared < len(queries):
-        what += f" (only {found.compared:,} of {len(queries):,} validation and test rows were compared)"
+    if copies.compared < len(queries):
+        what += f" (only {copies.compared:,} of {len(queries):,} validation and test rows were compared)"
     if overlap == EXCLUDE_NEAR:
         train[leaking] = False
         reporter.warn(f"{what}; they are left out of training")

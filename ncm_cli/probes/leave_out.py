@@ -63,13 +63,13 @@ def leave_out(
                 f"--leave-out {column}: a class that is left out can't be learned",
                 expected="a column of domains, which the classes share",
             )
-        for name, each in of_value.items():
-            _refuse_empty(each, store, where_text(column, name))
+        for name, value_options in of_value.items():
+            _refuse_empty(value_options, store, where_text(column, name))
     if value is not None:
         return work(of_value[value])
     by_name: dict[str, list[str]] = {}
-    for name, each in of_value.items():
-        by_name.setdefault(each.output.name.casefold(), []).append(name)
+    for name, value_options in of_value.items():
+        by_name.setdefault(value_options.output.name.casefold(), []).append(name)
     for names in by_name.values():
         if len(names) > 1:
             raise InputError(
@@ -78,14 +78,14 @@ def leave_out(
                 found=f"{listing(map(repr, names))}: {of_value[names[0]].output.name}",
                 fix=f"leave them out one by one: --leave-out {shlex.quote(where_text(column, names[0]))}",
             )
-    for each in of_value.values():
-        check_outputs(check(each))
+    for value_options in of_value.values():
+        check_outputs(check(value_options))
         if beside is not None:
-            check_outputs(beside(each))
+            check_outputs(beside(value_options))
     bodies = {}
-    for number, (name, each) in enumerate(of_value.items(), 1):
+    for number, (name, value_options) in enumerate(of_value.items(), 1):
         reporter.note(f"left out: {column} = {name} ({number} of {len(of_value)})")
-        bodies[name] = work(each)
+        bodies[name] = work(value_options)
     return {"leave_out": column, "left_out": bodies}
 
 
@@ -154,7 +154,7 @@ def averages(left_out: Mapping[str, Mapping[str, Any]]) -> list[Average]:
         value: {(row["rule"], row["method"]): row for row in body["rows"]} for value, body in left_out.items()
     }
     shared = [key for key in next(iter(picks.values())) if all(key in rows for rows in picks.values())]
-    found = []
+    domain_averages = []
     for rule, method in shared:
         rows = {value: of_value[rule, method] for value, of_value in picks.items()}
         by_value = {value: row["metrics"]["test_accuracy"] for value, row in rows.items()}
@@ -163,5 +163,5 @@ def averages(left_out: Mapping[str, Mapping[str, Any]]) -> list[Average]:
         seeds = list(zip(*(row["values"]["test_accuracy"] for row in rows.values()), strict=False))
         sd = stdev(map(fmean, seeds)) if len(seeds) > 1 else None
         oracle, values = any(row["oracle"] for row in rows.values()), by_value.values()
-        found.append(Average(rule, method, oracle, by_value, fmean(values), sd, min(values)))
-    return found
+        domain_averages.append(Average(rule, method, oracle, by_value, fmean(values), sd, min(values)))
+    return domain_averages

@@ -141,14 +141,14 @@ def row_errors(weight: Array, bias: Array, rows: Rows) -> tuple[Array, Array]:
     Errors are 0 or 1, losses log losses in nats; for regression both are squared errors.
     """
     errors, losses = (np.empty((len(weight), len(rows.X))) for _ in range(2))
-    for some, X in blocks(rows.X):
-        y = rows.y[some]
+    for part, X in blocks(rows.X):
+        y = rows.y[part]
         for probes, logits in _logits(weight, bias, X):
             if y.dtype.kind == "f":
-                losses[probes, some] = errors[probes, some] = ((logits[..., 0] - y[:, None]) ** 2).T
+                losses[probes, part] = errors[probes, part] = ((logits[..., 0] - y[:, None]) ** 2).T
             else:
-                losses[probes, some] = row_log_loss(logits, y).T
-                errors[probes, some] = (decide(logits) != y[:, None]).T
+                losses[probes, part] = row_log_loss(logits, y).T
+                errors[probes, part] = (decide(logits) != y[:, None]).T
     return errors, losses
 
 
@@ -188,16 +188,16 @@ class Measure(NamedTuple):
 
 MEASURES = {
     "classification": {
-        "accuracy": Measure("average accuracy", lambda one: mean(one.values)),
+        "accuracy": Measure("average accuracy", lambda answers: mean(answers.values)),
         "adjusted_accuracy": Measure("adjusted average accuracy"),
         "balanced_accuracy": Measure(
-            "balanced accuracy", lambda one: balanced_accuracy(one.predicted, one.truth)
+            "balanced accuracy", lambda answers: balanced_accuracy(answers.predicted, answers.truth)
         ),
-        "log_loss": Measure("log loss", lambda one: mean(one.losses)),
+        "log_loss": Measure("log loss", lambda answers: mean(answers.losses)),
     },
     "regression": {
-        "mse": Measure("mean squared error", lambda one: mean(one.losses)),
-        "r2": Measure("R²", lambda one: r2(one.predicted, one.truth)),
+        "mse": Measure("mean squared error", lambda answers: mean(answers.losses)),
+        "r2": Measure("R²", lambda answers: r2(answers.predicted, answers.truth)),
         "adjusted_mse": Measure("adjusted mean squared error"),
     },
 }

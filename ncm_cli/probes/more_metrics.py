@@ -154,7 +154,7 @@ def _seems_calibrated(rows: Predictions, value: float, resamples: int, rng: np.r
     Bröcker and Smith (2007), Increasing the reliability of reliability diagrams: consistency resampling.
     """
     drawn = (_ece(rows.confidence, rng.random(len(rows.truth)) < rows.confidence) for _ in range(resamples))
-    return sum(again >= value for again in drawn) >= 0.05 * resamples
+    return sum(error >= value for error in drawn) >= 0.05 * resamples
 
 
 def spearman(rows: Predictions) -> float | None:
@@ -185,8 +185,8 @@ FUNCTIONS: dict[str, Callable[[Predictions], float | None]] = {
 def resamples_for(name: str, rows: int, classes: int) -> int:
     """How often rows are resampled for a metric's interval; 0 where that would take too long."""
     # scikit-learn's average precision is called for each class, which costs as much as 20,000 rows.
-    each = rows + 20_000 if name == "average_precision" and classes > 2 else rows
-    affordable = MAX_RESAMPLED // max(each * max(classes, 1), 1)
+    row_cost = rows + 20_000 if name == "average_precision" and classes > 2 else rows
+    affordable = MAX_RESAMPLED // max(row_cost * max(classes, 1), 1)
     return min(RESAMPLES, affordable) if affordable >= MIN_RESAMPLES else 0
 
 
@@ -204,7 +204,7 @@ def with_interval(name: str, rows: Predictions, resamples: int) -> dict[str, flo
         return {"value": value, "ci_low": None, "ci_high": None}
     rng = np.random.default_rng(0)
     drawn = [metric(rows.take(rng.integers(0, n, n))) for _ in range(resamples)]
-    known = [again for again in drawn if again is not None]
+    known = [resampled for resampled in drawn if resampled is not None]
     if len(known) < 0.95 * resamples:
         return {"value": value, "ci_low": None, "ci_high": None}
     low, high = (float(end) for end in np.quantile(known, [0.025, 0.975]))

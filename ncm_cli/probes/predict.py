@@ -109,8 +109,8 @@ def _parts(
     options: PredictOptions, probe: Probe, reporter: Reporter, stack: contextlib.ExitStack
 ) -> tuple[Iterable[_Part], int, str]:
     """The rows to predict, their number and their unit; raises errors before anything is written."""
-    source, *more = options.source
-    kind = None if source.is_dir() or more else _kind(source)
+    source, *further = options.source
+    kind = None if source.is_dir() or further else _kind(source)
     if kind == "HDF5":
         store = stack.enter_context(FeatureStore(source))
         require_same_encoder(str(options.probe), probe.encoder, str(source), store.encoder, ignore_view=True)
@@ -129,7 +129,7 @@ def _parts(
         )
     if options.where is not None:
         raise UsageError("--where needs a feature store", found=source)
-    if not more and source.suffix.lower() in ARRAY_SUFFIXES:
+    if not further and source.suffix.lower() in ARRAY_SUFFIXES:
         array = open_array(source)
         if array.dim != probe.dim:
             raise MismatchError(
@@ -155,9 +155,9 @@ def _array_parts(array: ArraySource) -> Iterator[_Part]:
     """The rows of an array; their ids are their numbers, from 0."""
     start = 0
     for block in array.blocks():
-        right = np.isfinite(block).all(axis=1)
+        finite = np.isfinite(block).all(axis=1)
         ids = [str(start + i) for i in range(len(block))]
-        yield ids, ["" if one else "numbers that aren't finite" for one in right], block[right]
+        yield ids, ["" if is_finite else "numbers that aren't finite" for is_finite in finite], block[finite]
         start += len(block)
 
 
@@ -185,8 +185,8 @@ def find_images(sources: Sequence[Path]) -> list[ImageFile]:
     Raises `InputError` for a folder without images, and for ids or files of a manifest that are missing,
     repeated or blank; `UsageError` if one of several sources isn't an image.
     """
-    source, *more = sources
-    if source.is_dir() and not more:
+    source, *further = sources
+    if source.is_dir() and not further:
         base = absolute_text(source)
         return [ImageFile(printable(name), f"{base}/{name}") for name in walk_images(source)[0]]
     # Recognised by content, or by name if it is damaged.
@@ -203,7 +203,7 @@ def find_images(sources: Sequence[Path]) -> list[ImageFile]:
             twice = next(name for name in names if names.count(name) > 1)
             raise UsageError("an image is named twice", found=twice)
         return [ImageFile(name, absolute_text(path)) for name, path in zip(names, sources, strict=True)]
-    if more:
+    if further:
         raise UsageError(
             "if there are several sources, all must be images",
             found=f"{others[0]} among {len(sources)}",
@@ -246,14 +246,14 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
             "--encoder-name NAME -o F.h5, then ncm predict PROBE F.h5",
         )
     data: dict[str, Any] = probe.meta.get("data") or {}
-    beside = options.probe.absolute().parent
+    probe_folder = options.probe.absolute().parent
     made_with: dict[str, Any] = {"pretrained": data.get("checkpoint")}
-    store_path, home = Path((data.get("features") or {}).get("path") or ""), beside
+    store_path, home = Path((data.get("features") or {}).get("path") or ""), probe_folder
     # The path is that of the command that fitted the probe, which may have run in another folder.
     places = (
         store_path,
-        *(folder / store_path for folder in (beside, *beside.parents)),
-        beside / store_path.name,
+        *(folder / store_path for folder in (probe_folder, *probe_folder.parents)),
+        probe_folder / store_path.name,
     )
     for path in (place for place in places if place.is_file()):
         # The store may have been replaced.
@@ -262,7 +262,10 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
                 made_with, home = dict(store.options), path.absolute().parent
                 break
     request = request_of(
-        described, relocated(made_with, home, beside), pretrained=options.pretrained, where=options.probe
+        described,
+        relocated(made_with, home, probe_folder),
+        pretrained=options.pretrained,
+        where=options.probe,
     )
     if options.pretrained is None:
         _require_weights(request, options.probe, store_path, home)
@@ -271,28 +274,28 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
 
 def _require_weights(request: EncoderRequest, probe: Path, store: Path, home: Path) -> None:
     """Refuse a request whose weights nothing names, or whose file isn't there."""
-    named, beside = request.weights, probe.absolute().parent
+    weights, probe_folder = request.weights, probe.absolute().parent
     if request.model.startswith("local-dir:"):
-        named = request.model.removeprefix("local-dir:")
+        weights = request.model.removeprefix("local-dir:")
     elif not request.has_network or request.random_init or request.model.startswith("hf-hub:"):
         return
     fix = f"--pretrained FILE; or ncm embed the images, and ncm predict {probe.name} F.h5"
-    if not named:
+    if not weights:
         raise InputError(
             f"nothing says which weights {request.model}, the probe's encoder, has",
             where=probe,
-            found=f"no feature store {store} with its features, here or beside the probe in {beside}"
+            found=f"no feature store {store} with its features, here or beside the probe in {probe_folder}"
             if store.name
             else "a probe that doesn't name its feature store",
             fix=fix,
         )
-    if request.model.startswith("local-dir:") or looks_like_a_path(named):
-        if Path(named).expanduser().exists():
+    if request.model.startswith("local-dir:") or looks_like_a_path(weights):
+        if Path(weights).expanduser().exists():
             return
         raise InputError(
             f"the weights of {request.model}, the probe's encoder, aren't there",
             where=probe,
-            found=f"no {named}, where its feature store says, and no {Path(named).name} in "
-            + " or ".join(dict.fromkeys((str(home), str(beside)))),
+            found=f"no {weights}, where its feature store says, and no {Path(weights).name} in "
+            + " or ".join(dict.fromkeys((str(home), str(probe_folder)))),
             fix=fix,
         )

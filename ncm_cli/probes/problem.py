@@ -101,8 +101,8 @@ class Pairs:
         usable = np.flatnonzero(self.usable)
         share = np.empty(len(usable))
         for at in range(len(self.stores)):
-            here = self.kind[usable] == at
-            share[here] = np.arange(1, here.sum() + 1) / here.sum()
+            in_store = self.kind[usable] == at
+            share[in_store] = np.arange(1, in_store.sum() + 1) / in_store.sum()
         mask = np.zeros_like(self.usable)
         mask[usable[np.argsort(share, kind="stable")[:count]]] = True
         return mask
@@ -159,14 +159,14 @@ class Pairs:
         self._require_all_held_out()
         folds = set_aside(a, b, held_out) if held_out.any() else deal(a, b, count, seed, kind)
         for number, path in enumerate(self.paths if self.several is not None else ()):
-            own = kind == number
-            measured = any(fold.measured[own].any() for fold in folds)
-            if not measured or not all(fold.basis[own].any() for fold in folds):
+            in_store = kind == number
+            measured = any(fold.measured[in_store].any() for fold in folds)
+            if not measured or not all(fold.basis[in_store].any() for fold in folds):
                 raise InputError(
                     "too few pairs of one store to be cut into folds",
                     where=path,
-                    found=f"{int(own.sum()):,} pairs in {len(np.unique(components(a, b)[own])):,} sets that "
-                    "share no row",
+                    found=f"{int(in_store.sum()):,} pairs in {len(np.unique(components(a, b)[in_store])):,} "
+                    "sets that share no row",
                     expected="pairs to measure, and in every fold other pairs for the basis",
                     fix="more pairs of this store, or leave it out; or one --rank and one --weight-decay",
                 )
@@ -323,15 +323,15 @@ class Problem:
     def without(self, fold: Fold, variant: Variant | None = None) -> TrainingSet:
         """The training set of a variant (default: the first) without a fold's rows and pairs."""
         rows = self.rows(variant)
-        left = rows.take(~np.isin(rows.node, fold.untrained_nodes))
-        if not len(left.ids) or (not self.regression and len(np.unique(left.y)) < 2):
+        remaining = rows.take(~np.isin(rows.node, fold.untrained_nodes))
+        if not len(remaining.ids) or (not self.regression and len(np.unique(remaining.y)) < 2):
             raise InputError(
                 "a fold of the pairs leaves fewer than two classes to train on",
                 where=self.options.features,
-                found=f"{len(left.ids):,} of {len(rows.ids):,} training rows",
+                found=f"{len(remaining.ids):,} of {len(rows.ids):,} training rows",
                 fix="pairs of fewer training rows, or pairs of other rows; or --select in-domain",
             )
-        training = self.training_set(left, None, self.fold_scaling(fold))
+        training = self.training_set(remaining, None, self.fold_scaling(fold))
         if self.pairs is None:
             return training
         basis = fold.basis & self.pairs.usable
@@ -341,8 +341,8 @@ class Problem:
 
     def fold_scaling(self, fold: Fold) -> Scaling:
         """The scaling fitted on a fold's training rows; all variants share it, and thus the spectrum."""
-        left = self.train.take(~np.isin(self.train.node, fold.untrained_nodes))
-        return fit_scaling(self.options.scaling, self.options.scale_factor, left.X)
+        remaining = self.train.take(~np.isin(self.train.node, fold.untrained_nodes))
+        return fit_scaling(self.options.scaling, self.options.scale_factor, remaining.X)
 
     def training_set(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> TrainingSet:
         """A training set of some rows and the pairs in a mask (k,); ``scaling`` is fitted unless given."""

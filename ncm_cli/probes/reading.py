@@ -201,10 +201,11 @@ def _domains(
     if pairs is None:
         return (), ()
     columns = [
-        domain_columns(store, target, one, pairs.row_a[pairs.kind == i], pairs.row_b[pairs.kind == i])
-        for i, one in enumerate(pairs.stores)
+        domain_columns(store, target, pair_store, pairs.row_a[pairs.kind == i], pairs.row_b[pairs.kind == i])
+        for i, pair_store in enumerate(pairs.stores)
     ]
-    matched, augmented = tuple(map(bool, columns)), all(one.strategy == SAME_ID for one in pairs.stores)
+    matched = tuple(map(bool, columns))
+    augmented = all(pair_store.strategy == SAME_ID for pair_store in pairs.stores)
     if any(matched) or not augmented or options.task == "regression":
         return tuple(dict.fromkeys(itertools.chain(*columns))), matched
     return environment_columns(store, target, options.groups, train), matched
@@ -262,9 +263,9 @@ def _roles(store: FeatureRows, options: FitOptions, oracle: bool, tested: bool, 
     _refuse_shared(store, rows, "val", "test")
     if options.test is not None:
         _refuse_shared(store, rows, "test", "train")
-    elif (both := rows["test"] & rows["train"]).any():
-        reporter.warn(f"{int(both.sum()):,} training rows are also rows of {where['test']}")
-        rows["test"] = rows["test"] & ~both
+    elif (shared := rows["test"] & rows["train"]).any():
+        reporter.warn(f"{int(shared.sum()):,} training rows are also rows of {where['test']}")
+        rows["test"] = rows["test"] & ~shared
     what = unrecognised(store, ["test"]) if tested and options.test is None else None
     unused = ""
     if what or where["val"] is None:
@@ -396,7 +397,7 @@ def _extra(
     """
     if pairs is None:
         return None
-    same = (parse_names(str(one.options.get("same") or "")) for one in pairs.stores)
+    same = (parse_names(str(pair_store.options.get("same") or "")) for pair_store in pairs.stores)
     by_label = [target.name in {store.label_column if n == "label" else n for n in names} for names in same]
     which = pairs.of([labelled or known for known in by_label])
     mask = member_rows(store, pairs, which) & target.known & ~roles.rows["train"] & ~roles.val_or_test
@@ -453,10 +454,12 @@ def reread_problem(
 
     stores = read_pair_stores(pairs)
     given = {store.content_sha256: at for at, store in enumerate(stores)}
-    contents = [one.get("content_sha256") for one in recorded_stores]
+    contents = [store.get("content_sha256") for store in recorded_stores]
     if stores and all(contents):
         if {*given} != {*contents}:
-            were = (f"{one['content_sha256'][:12]}, which was {one.get('path')}" for one in recorded_stores)
+            were = (
+                f"{store['content_sha256'][:12]}, which was {store.get('path')}" for store in recorded_stores
+            )
             raise refusal(
                 "not the pairs that the probe was fitted with",
                 named,

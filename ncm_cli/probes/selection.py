@@ -93,16 +93,18 @@ def row_facts(weight: Array, bias: Array, name: str, rows: Rows) -> dict[str, Ar
     """
     errors, losses = metrics.row_errors(weight, bias, rows)
     mean, regression = errors.mean(axis=1), rows.y.dtype.kind == "f"
-    known = {f"{name}_mse": mean}
+    row_metrics = {f"{name}_mse": mean}
     if not regression:
-        known = {f"{name}_accuracy": 1 - mean, f"{name}_log_loss": losses.mean(axis=1)}
+        row_metrics = {f"{name}_accuracy": 1 - mean, f"{name}_log_loss": losses.mean(axis=1)}
     groups = [] if rows.group is None else [rows.group]
     if rows.group is not None and rows.group.ndim == 2 and rows.group.shape[1] > 1:
         groups += [*rows.group.T]
     for number, codes in enumerate(groups):
         worst = worst_group_error(errors, codes)
-        known[f"{name}_worst_group" + (f"_{number}" if number else "")] = worst if regression else 1 - worst
-    return known
+        row_metrics[f"{name}_worst_group" + (f"_{number}" if number else "")] = (
+            worst if regression else 1 - worst
+        )
+    return row_metrics
 
 
 def pair_facts(
@@ -169,24 +171,24 @@ def facts(
 
     ``kind`` (m,) has the store of each pair if there are several.
     """
-    known: dict[str, Array] = {}
+    measured: dict[str, Array] = {}
     for name, rows in (("val", val), ("test", test)):
         if rows is not None:
-            known |= row_facts(weight, bias, name, rows)
+            measured |= row_facts(weight, bias, name, rows)
     if pairs is not None:
         changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
-        error, loss = 1 - known["val_accuracy"], known["val_log_loss"]
+        error, loss = 1 - measured["val_accuracy"], measured["val_log_loss"]
         by_store = list(zip(*(means_of_kinds(values, kind) for values in (changes, shifts)), strict=True))
         means = (changes.mean(axis=1), shifts.mean(axis=1))
-        known |= pair_facts(error, loss, *means, weight.shape[1], by_store)
-    return known
+        measured |= pair_facts(error, loss, *means, weight.shape[1], by_store)
+    return measured
 
 
 def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | None = None) -> list[Candidate]:
     """Every fit with its metrics on validation rows and (oracle only) test rows, in order."""
-    known = facts(*stacked(fits), val=val, test=test)
-    known = {name.replace("val_worst", "worst"): values for name, values in known.items()}
-    return candidates_of(fits, {name: known[name] for name in RANKED if name in known})
+    measured = facts(*stacked(fits), val=val, test=test)
+    measured = {name.replace("val_worst", "worst"): values for name, values in measured.items()}
+    return candidates_of(fits, {name: measured[name] for name in RANKED if name in measured})
 
 
 def candidates_of(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidate]:

@@ -231,8 +231,8 @@ def judge(
     if estimates.random is not None:
         name = "across_flip_rate" if estimates.cell is None else "within_flip_rate"
         measured[name] = (estimates.random_change(pick), estimates.random_change(erm))
-    known: dict[str, Any] = {name: own for name, (own, _) in measured.items()}
-    known |= {f"erm_{name}": other for name, (_, other) in measured.items()}
+    known: dict[str, Any] = {name: of_pick for name, (of_pick, _) in measured.items()}
+    known |= {f"erm_{name}": of_erm for name, (_, of_erm) in measured.items()}
     return dataclasses.replace(
         unmeasured(estimates, "", case.about),
         code=code,
@@ -317,18 +317,18 @@ def verdict_code(
     return "undecided", f"if they do, the {score} falls by at most {most:.2g}"
 
 
-def _most(estimates: CrossFit, nothing: int) -> float:
-    """The most by which removing directions could lower the score of candidate ``nothing``, of rank 0.
+def _most(estimates: CrossFit, unprojected: int) -> float:
+    """The most by which removing directions could lower the score of candidate ``unprojected``, of rank 0.
 
     This is the highest upper limit of the gain among all candidates that remove directions, and at least
     `CrossFit.undetected_limit`. For the 0-1 bound it is at most the upper limit of the flip rate: only the
     flips can fall.
     """
     removing = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] > 0]
-    most = max((estimates.gain(index, nothing).high for index in removing), default=0.0)
+    most = max((estimates.gain(index, unprojected).high for index in removing), default=0.0)
     if not estimates.regression:
         most = max(most, estimates.undetected_limit)
-    return min(most, estimates.changes_of_all(nothing).high) if estimates.score == "bound_01" else most
+    return min(most, estimates.changes_of_all(unprojected).high) if estimates.score == "bound_01" else most
 
 
 SCORE_WORDS = {
@@ -358,18 +358,18 @@ def _change(estimates: CrossFit, pick: int, erm: int) -> str:
         "random pairs of a class across domains" if estimates.cell is None else "random pairs of one cell"
     )
     if pick == erm:
-        more = f"; {beside} {random[0]}" if random[0] is not None else ""
-        return f"{flips} and {right} with nothing removed{more}"
+        random_text = f"; {beside} {random[0]}" if random[0] is not None else ""
+        return f"{flips} and {right} with nothing removed{random_text}"
     gain, setting = estimates.gain(pick, erm), _setting(estimates, pick)
     change = f"(95 % interval of the change: {0 - gain.high:+.2g} to {0 - gain.low:+.2g})"
-    more = f" ({beside}: {random[0]}, now {random[1]})" if random[0] is not None else ""
+    random_text = f" ({beside}: {random[0]}, now {random[1]})" if random[0] is not None else ""
     which = "" if estimates.kind is None else " with the flip rates of all stores added"
     bound = f"bound{which} {estimates.bound(erm)}, now {estimates.bound(pick)}"
     if estimates.score == "guarded_bound":
         larger = f"{estimates.estimate(erm)}, now {estimates.estimate(pick)}"
         bound = f"bound with the larger of the two flip rates {larger}"
     if estimates.cell is None:
-        now = f"{flips} with nothing removed, {now} with {setting}{more}"
+        now = f"{flips} with nothing removed, {now} with {setting}{random_text}"
         return f"{now}; {right}, now {still}; {bound} {change}"
     score, was, is_now = SCORE_WORDS[estimates.score], estimates.estimate(erm), estimates.estimate(pick)
     return (

@@ -219,8 +219,8 @@ def _require_mixable(path: Path | None, probe: Probe, store: FeatureRows, classe
 
 def _without(weight: Array, basis: Array) -> Array:
     """Weights (C, d) without directions (d, r): exactly 0 if only rounding of features is left."""
-    left = project(weight, basis)
-    return left * (np.linalg.norm(left) > FEATURE_EPS * np.linalg.norm(weight))
+    projected = project(weight, basis)
+    return projected * (np.linalg.norm(projected) > FEATURE_EPS * np.linalg.norm(weight))
 
 
 def _read_pairs(
@@ -239,7 +239,9 @@ def _read_pairs(
     assert options.pairs is not None
     where: dict[Role, str | None] = {"train": None, "val": options.val or split_filter(store, "val")}
     where["test"] = split_filter(store, "test")
-    rows = {role: np.zeros(store.rows, bool) if w is None else store.mask(w) for role, w in where.items()}
+    rows = {
+        role: np.zeros(store.rows, bool) if text is None else store.mask(text) for role, text in where.items()
+    }
     pairs = read_usable_pairs(options.pairs, store, Roles(where=where, rows=rows), "exclude", reporter)
     val, answer = None, 0
     if answers is not None and len(at := np.flatnonzero(rows["val"] & answers.known)):
@@ -264,8 +266,10 @@ def _read_pairs(
             error.fix = "more pairs, or one --rank, so that there is nothing to choose"
             raise
         why = f"{error.what} ({error.found})"
-    left = [pairs.spectrum(fold.basis & pairs.usable, scaling) for fold in folds]
-    ranks = resolve_ranks(options.rank, "ncm", min(part.rank for part in (whole, *left * several)), reporter)
+    fold_spectra = [pairs.spectrum(fold.basis & pairs.usable, scaling) for fold in folds]
+    ranks = resolve_ranks(
+        options.rank, "ncm", min(part.rank for part in (whole, *fold_spectra * several)), reporter
+    )
     meta["data"]["test"] = where["test"]
     meta["data"]["pairs"] = pairs_record(pairs, whole.rank)
     return _Removal(
@@ -273,7 +277,7 @@ def _read_pairs(
         scaling,
         whole,
         folds,
-        left,
+        fold_spectra,
         why,
         ranks,
         several,
@@ -290,7 +294,7 @@ class _Removal(NamedTuple):
     scaling: Scaling
     whole: Spectrum
     folds: list[Fold]
-    left: list[Spectrum]
+    fold_spectra: list[Spectrum]
     """For each fold, the spectrum of the pairs outside it."""
     why: str
     """Why there are no folds, if there are none."""
@@ -322,7 +326,7 @@ class _Removal(NamedTuple):
                 self.val,
                 pairs.members(fold.measured, self.scaling),
             )
-            for fold, part in zip(self.folds, self.left, strict=True)
+            for fold, part in zip(self.folds, self.fold_spectra, strict=True)
         )
         unit = units(pairs.node_a, pairs.node_b, self.folds)
         several: dict[str, Any] = {}

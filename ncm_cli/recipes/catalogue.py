@@ -40,10 +40,10 @@ def find_recipe(asked: Path, reporter: Reporter) -> Path:
         if str(asked) in recipes:
             reporter.note(f"{asked} is the file in this folder, not the recipe that comes with ncm")
         return asked
-    if found := recipes.get(str(asked)):
-        if is_file(own := asked.with_suffix(SUFFIX)):
-            reporter.note(f"{asked} is the recipe that comes with ncm; ncm run {own} runs the file")
-        return found
+    if shipped := recipes.get(str(asked)):
+        if is_file(user_file := asked.with_suffix(SUFFIX)):
+            reporter.note(f"{asked} is the recipe that comes with ncm; ncm run {user_file} runs the file")
+        return shipped
     if is_name(asked):
         raise unknown("recipe", str(asked), recipes)
     if asked.stem in recipes and asked.suffix == SUFFIX and not asked.is_dir():

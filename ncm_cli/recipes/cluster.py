@@ -39,9 +39,9 @@ def cluster_of(
     raise.
     """
     with connected(address, reporter) as ray:
-        found = checked_nodes(ray, address, cpus=cpus)
+        alive = checked_nodes(ray, address, cpus=cpus)
         cluster = ClusterTasks(ray, recipe, jobs, cpus=cpus, most=most)
-        cluster.check_folders(found)
+        cluster.check_folders(alive)
         yield cluster
 
 
@@ -99,10 +99,10 @@ class ClusterTasks:
         if tasks:
             self._ray.wait(tasks, num_returns=len(tasks), timeout=GRACE_SECONDS)
 
-    def check_folders(self, found: Sequence[ClusterNode]) -> None:
+    def check_folders(self, alive: Sequence[ClusterNode]) -> None:
         """Raise `InputError` for a node that doesn't see the run's folder."""
         look = self._ray.remote(_Place.unseen)
-        asked = [(node, on_node(self._ray, node, look, num_cpus=0).remote(self._place)) for node in found]
+        asked = [(node, on_node(self._ray, node, look, num_cpus=0).remote(self._place)) for node in alive]
         for node, answer in asked:
             with contextlib.suppress(self._ray.exceptions.RayError):  # a node that no longer exists
                 if (folder := self._ray.get(answer)) is not None:
@@ -174,7 +174,7 @@ def _step(place: _Place, cpus: int, order: Order, read: Sequence[Path]) -> list[
     from ncm_cli.images.reading import cores
 
     os.environ["LOCAL_WORLD_SIZE"] = str(max(1, cores() // cpus))
-    said: list[Message] = []
+    messages: list[Message] = []
     node = os.uname().nodename
     if (folder := place.unseen()) is not None:
         return [("outcome", Outcome(error=_not_seen(folder, node)))]
@@ -186,6 +186,6 @@ def _step(place: _Place, cpus: int, order: Order, read: Sequence[Path]) -> list[
             fix="put it on a disk that all nodes share",
         )
         return [("outcome", Outcome(error=error))]
-    outcome = do(order, lambda *message: said.append(message))
-    heard = [message for message in said if message[0] in _KEPT]
+    outcome = do(order, lambda *message: messages.append(message))
+    heard = [message for message in messages if message[0] in _KEPT]
     return [*heard, ("outcome", outcome)]

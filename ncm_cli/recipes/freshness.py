@@ -200,14 +200,14 @@ def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) ->
 
     Hidden files are left out, and so are markers of data sets, which hold the time when they were made.
     """
-    here = os.path.realpath(folder)
+    real_path = os.path.realpath(folder)
     with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(folder)) if here not in above else ():  # noqa: PTH208
+        for name in sorted(os.listdir(folder)) if real_path not in above else ():  # noqa: PTH208
             path = f"{folder}/{name}"
             if name.startswith(".") or name == "dataset.json":
                 continue
             if os.path.isdir(path):  # noqa: PTH112
-                yield from _walk(path, f"{prefix}{name}/", above | {here})
+                yield from _walk(path, f"{prefix}{name}/", above | {real_path})
             else:
                 yield f"{prefix}{name}", path
 

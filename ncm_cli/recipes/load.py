@@ -156,9 +156,9 @@ def read_about(file: Path) -> dict[str, str]:
     Raises `RecipeError` if that can't be read.
     """
     _, root, mistakes = _parsed(file)
-    found = _about(root.value.get("about") if root and isinstance(root.value, dict) else None, mistakes)
+    about = _about(root.value.get("about") if root and isinstance(root.value, dict) else None, mistakes)
     mistakes.stop_if_any()
-    return dict.fromkeys(ABOUT, "") | found
+    return dict.fromkeys(ABOUT, "") | about
 
 
 def _about(node: Node | None, mistakes: Mistakes) -> dict[str, str]:

@@ -108,9 +108,9 @@ def outcome(recipe: Recipe, without: Set[str] = frozenset()) -> tuple[list[Summa
 
     results = list(_results(recipe, without))
     rows = [
-        _summary(recipe, same.members, same.differs)
+        _summary(recipe, of_line.members, of_line.differs)
         for group in by((result for result in results if result.kind == "eval"), line)
-        for same in repetitions(group, lambda result: tuple(_headings(recipe, result)))
+        for of_line in repetitions(group, lambda result: tuple(_headings(recipe, result)))
     ]
     return rows, [row for expectation in recipe.expect for row in _compared(expectation, results)]
 
@@ -236,12 +236,12 @@ def _compared(expectation: Expectation, results: Iterable[CellResult]) -> Iterat
     ]
     if not fitting:
         yield Comparison(expectation=expectation, measured=None, state=NOT_RUN, within=None)
-    for same in repetitions(fitting, (lambda _: None) if "where" in expectation.filters else None):
-        mean = Mean.of(result.metric(expectation.metric) for result in same.members)
+    for of_line in repetitions(fitting, (lambda _: None) if "where" in expectation.filters else None):
+        mean = Mean.of(result.metric(expectation.metric) for result in of_line.members)
         assert mean is not None
         state, within = _judged(mean.mean, expectation)
         yield Comparison(
-            expectation=dataclasses.replace(expectation, filters={**expectation.filters, **same.differs}),
+            expectation=dataclasses.replace(expectation, filters={**expectation.filters, **of_line.differs}),
             measured=mean,
             state=state,
             within=within,

@@ -55,9 +55,9 @@ def versions() -> dict[str, str | None]:
 
 def shell_lines(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
     """Lines for bash that do the jobs' work and write the same files."""
-    here = Path.cwd()
-    out = relative(recipe.out, here)
-    lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(out))}"]
+    cwd = Path.cwd()
+    out = relative(recipe.out, cwd)
+    lines = [f"cd {shlex.quote(str(cwd))}", f"mkdir -p {shlex.quote(str(out))}"]
     for job in jobs:
         values = {field.name: getattr(job.options, field.name) for field in fields_of(type(job.options))}
         words = map(as_written, command_words(type(job.options), values))
@@ -132,9 +132,9 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """The output of ``--json``."""
         out = self.recipe.out
-        said = {"recipe": self.recipe.name, "out": out, "report": out / REPORT, "ran": self.ran}
-        said |= {"up_to_date": self.skipped, "failed": self.failed, "stopped": self.stopped}
-        return said | {"seconds": self.seconds, "rows": self.rows, "expect": self.comparisons}
+        body = {"recipe": self.recipe.name, "out": out, "report": out / REPORT, "ran": self.ran}
+        body |= {"up_to_date": self.skipped, "failed": self.failed, "stopped": self.stopped}
+        return body | {"seconds": self.seconds, "rows": self.rows, "expect": self.comparisons}
 
 
 class Workers(contextlib.AbstractContextManager[Any], Protocol):
@@ -169,13 +169,13 @@ class _Run:
         repetitions = RepeatedMessages(self.reporter)
         for number, job in enumerate(self.jobs):
             try:
-                if (found := self.due(number)) is not None:
-                    result = perform(found.order, repetitions.reporter_of(job))
-                    record(job, found.stamp, result, self.state, self.reporter)
+                if (due_job := self.due(number)) is not None:
+                    result = perform(due_job.order, repetitions.reporter_of(job))
+                    record(job, due_job.stamp, result, self.state, self.reporter)
             except NcmError:
                 self.reporter.warn(f"{self.label(number)} failed; the steps before it are kept")
                 raise
-            (self.skipped if found is None else self.ran).append(number)
+            (self.skipped if due_job is None else self.ran).append(number)
         repetitions.note_left_out()
 
     def at_once(self, workers: Workers) -> None:
@@ -198,8 +198,8 @@ class _Run:
                     self.failed[number] = error
                     stopped = schedule.fail(number)
                     task.advance(len(stopped))
-                    more = f"; {len(stopped)} more steps depend on it and won't run" if stopped else ""
-                    self.reporter.warn(f"{self.label(number)} failed: {error.what}{more}")
+                    consequence = f"; {len(stopped)} more steps depend on it and won't run" if stopped else ""
+                    self.reporter.warn(f"{self.label(number)} failed: {error.what}{consequence}")
                 task.advance()
 
             while schedule.open:
@@ -208,15 +208,15 @@ class _Run:
                 if ready is not None:
                     schedule.start(ready)
                     try:
-                        found = self.due(ready)
+                        due_job = self.due(ready)
                     except NcmError as error:
                         end(ready, error)
                         continue
-                    if found is None:
+                    if due_job is None:
                         end(ready)
                     else:
-                        running[ready] = found
-                        workers.start(ready, found.order, gpus[ready])
+                        running[ready] = due_job
+                        workers.start(ready, due_job.order, gpus[ready])
                     continue
                 if outcomes:  # recorded once all workers have something to do, since contents are compared
                     number, result = outcomes.popleft()

@@ -24,12 +24,12 @@ class _Paths:
                 self._below[folder].append(number)
 
     def users(self, paths: Iterable[Path]) -> set[int]:
-        found = set[int]()
+        numbers = set[int]()
         for path in paths:
             for place in (path, *path.parents):
-                found.update(self._at.get(place, ()))
-            found.update(self._below.get(path, ()))
-        return found
+                numbers.update(self._at.get(place, ()))
+            numbers.update(self._below.get(path, ()))
+        return numbers
 
 
 def dependencies(jobs: Sequence[Job]) -> list[set[int]]:

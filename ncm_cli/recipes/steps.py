@@ -155,8 +155,8 @@ def _checked(field: Field, node: Node, path: str, path_of: Callable[[Field, Node
     else:
         # Text options take numbers as written: rank: 16, or a label 1. Text that names no file isn't made
         # a path, which would lose repeated slashes.
-        named = path_of(field, node, path) if field.role == "name-or-input" else Path(node.text)
-        value = node.text if named == Path(node.text) else str(named)
+        as_path = path_of(field, node, path) if field.role == "name-or-input" else Path(node.text)
+        value = node.text if as_path == Path(node.text) else str(as_path)
     check_value(field, value)
     return value
 
@@ -308,10 +308,12 @@ class Steps:
                     line = filled.keys.get("builder", node.line)
                     self._mistakes.unknown(line, f"{path}.data.builder", "builder", builder, BUILDERS)
             fields = fields_of(taken or options_of("eval"))  # eval: for the output of an unknown step
-            named = ((field, filled.value.get(field.name)) for field in fields if field.role == "output")
+            output_nodes = (
+                (field, filled.value.get(field.name)) for field in fields if field.role == "output"
+            )
             outputs = {
                 field: self._in_out(node)
-                for field, node in named
+                for field, node in output_nodes
                 if node is not None and node.is_scalar and Path(node.text) != STDOUT
             }
             job = Job(
@@ -341,10 +343,10 @@ class Steps:
 
     def _claim(self, number: int, draft: _Draft) -> None:
         """Register the outputs of a draft, which no earlier draft may write."""
-        for field, named in draft.outputs.items() if draft.kind else ():
-            writers = ((path, self._writer(path)) for path in field.all_files(named))
+        for field, output in draft.outputs.items() if draft.kind else ():
+            writers = ((path, self._writer(path)) for path in field.all_files(output))
             taken = [(path, self._drafts[other]) for path, other in writers if other is not None]
-            what = self._misplaced(field, named)
+            what = self._misplaced(field, output)
             if taken and not what:
                 path, other = taken[0]
                 what = f"{self._shown(path)} is {self._why_taken(draft, field.name, other)}"
@@ -402,14 +404,14 @@ class Steps:
                 path = Path(node.text)
                 return path if path == STDOUT else self._shown(possible(self._in_out(node)))
             try:
-                shown, files = self._located(field, node, key_path, number)
+                path, files = self._located(field, node, key_path, number)
             except UsageError:
                 if field.role != "name-or-input":
                     raise
                 return Path(node.text)  # text too long for a path, such as a prompt
             if files:
                 inputs[field.name] = (*inputs.get(field.name, ()), *files)
-            return shown
+            return path
 
         options = dataclasses.replace(draft.options, value=entries)
         complete, partial = read_options(kind, options, draft.path, path_of, self._mistakes)
@@ -492,8 +494,8 @@ class Steps:
         """The columns of the file that an option names; None if they aren't known yet."""
         if option == "layout" or (option == "source" and getattr(job.options, "layout", None)):
             return tuple(job.options.layout.split("/"))
-        file, *more = job.inputs.get(option) or (None,)
-        if more:  # archives
+        file, *further = job.inputs.get(option) or (None,)
+        if further:  # archives
             return None
         if file is not None and file not in self._known:
             self._known[file] = _columns_in(file)

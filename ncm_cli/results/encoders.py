@@ -34,8 +34,8 @@ def encoder_table(sources: Sources, over: str) -> ReportTable:
         plain = [probe for probe in probes if probe not in judged and probe.body.get("method") == "erm"]
         for where in wheres:
             for measure in ("accuracy", "worst_group"):
-                evals = (_evals_of(some, sources) for some in (plain, judged))
-                row += cells(*(measured(some, where, measure) for some in evals))
+                evals = (_evals_of(of_probes, sources) for of_probes in (plain, judged))
+                row += cells(*(measured(of_probes, where, measure) for of_probes in evals))
         rows.append((gain.mean if gain else float("inf"), row))
     rows.sort(key=lambda pair: pair[0])
     heads = [f"{where}: {name}" for where in wheres for name in ("accuracy", "worst group")]
@@ -56,8 +56,8 @@ def encoder_table(sources: Sources, over: str) -> ReportTable:
 def encoder_name(meta: Mapping[str, Any], probes: Sequence[Source]) -> str:
     """The name of a probe's encoder, with the start of its fingerprint if two encoders share the name."""
     name, fingerprint = _model(meta), str(meta.get("fingerprint") or "")
-    same = {probe.body.get("fingerprint") for probe in probes if _model(probe.body) == name}
-    return f"{name} ({fingerprint[:8]})" if len(same) > 1 else name
+    fingerprints = {probe.body.get("fingerprint") for probe in probes if _model(probe.body) == name}
+    return f"{name} ({fingerprint[:8]})" if len(fingerprints) > 1 else name
 
 
 def _model(meta: Mapping[str, Any]) -> str:
@@ -98,4 +98,4 @@ def _as_eval(probe: Source) -> Source:
 def _evals_of(probes: Sequence[Source], sources: Sources) -> list[Source]:
     """The evaluations of some probes, found by the probe's digest that each evaluation records."""
     digests = {probe.sha256 for probe in probes if probe.sha256}
-    return [one for one in sources.evals if (one.body.get("probe") or {}).get("sha256") in digests]
+    return [source for source in sources.evals if (source.body.get("probe") or {}).get("sha256") in digests]

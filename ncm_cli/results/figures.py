@@ -120,7 +120,7 @@ def _bound_figures(lines: Sequence[Line]) -> Iterator[Plot]:
     for key, field, name in (("rank", "path", "accuracy-rank"), ("pairs", "pair_counts", "accuracy-pairs")):
         repeated = {title: paths(line, field) for title, line in zip(titles, lines, strict=True)}
         curves = {title: _curves(runs, key) for title, runs in repeated.items() if runs}
-        curves = {title: known for title, known in curves.items() if np.isfinite(known["test_error"]).any()}
+        curves = {title: curve for title, curve in curves.items() if np.isfinite(curve["test_error"]).any()}
         if curves:
             yield accuracy_plot(name, curves, references_of(lines), key=key)
     for line, title in zip(lines, titles, strict=True):
@@ -183,7 +183,7 @@ def _group_figures(lines: Sequence[Line]) -> Iterator[Plot]:
         if not entries:
             continue
         series = {
-            title: {group: _dot(same) for group, same in by_group.items()}
+            title: {group: _dot(runs) for group, runs in by_group.items()}
             for title, by_group in entries.items()
         }
         groups = dict.fromkeys(group for by_group in entries.values() for group in by_group)
@@ -195,11 +195,11 @@ def _group_figures(lines: Sequence[Line]) -> Iterator[Plot]:
         rows = {}
         for group in order[:MAX_GROUPS]:
             words = (value if len(columns) == 1 else f"{column}={value}" for column, value in group)
-            same = [by_group[group] for by_group in entries.values() if group in by_group]
-            sizes = {int(runs[0]["n"]) if len(runs) == 1 else None for runs in same}
-            known = f"  n = {sizes.pop():,}" if len(sizes) == 1 and None not in sizes else ""
-            rows[group] = ", ".join(words) + known
-        repeated = any(len(same) > 1 for by_group in entries.values() for same in by_group.values())
+            of_group = [by_group[group] for by_group in entries.values() if group in by_group]
+            sizes = {int(runs[0]["n"]) if len(runs) == 1 else None for runs in of_group}
+            size_text = f"  n = {sizes.pop():,}" if len(sizes) == 1 and None not in sizes else ""
+            rows[group] = ", ".join(words) + size_text
+        repeated = any(len(runs) > 1 for by_group in entries.values() for runs in by_group.values())
         kind = "standard deviations over repetitions" if repeated else "95 % Wilson intervals"
         worst = f"the {MAX_GROUPS} worst of {len(order)} groups, " if len(order) > MAX_GROUPS else ""
         head = " × ".join(columns.pop()) if len(columns) == 1 else ""
@@ -214,14 +214,15 @@ def _calibration_figures(lines: Sequence[Line]) -> Iterator[Plot]:
         curves: dict[str, Curves] = {}
         for title, line in zip(_titles(lines), lines, strict=True):
             bins = [
-                one
+                entry
                 for source in line.sources
                 if source.where == where
-                for one in source.body.get("calibration") or ()
+                for entry in source.body.get("calibration") or ()
             ]
             if bins:
                 low, n, sure, right = (
-                    np.array([one[name] for one in bins]) for name in ("low", "n", "confidence", "accuracy")
+                    np.array([entry[name] for entry in bins])
+                    for name in ("low", "n", "confidence", "accuracy")
                 )
                 number = np.unique(low, return_inverse=True)[1]
                 count = np.bincount(number, n)
@@ -243,11 +244,11 @@ def groups_of(sources: Iterable[Source]) -> dict[Group, list[dict[str, Any]]]:
     return entries
 
 
-def _dot(same: Sequence[Mapping[str, Any]]) -> Spread:
-    ends = same[0].get("ci_low"), same[0].get("ci_high")
-    known = spread([group["accuracy"] for group in same], ends)
-    assert known is not None
-    return known
+def _dot(entries: Sequence[Mapping[str, Any]]) -> Spread:
+    ends = entries[0].get("ci_low"), entries[0].get("ci_high")
+    dot = spread([group["accuracy"] for group in entries], ends)
+    assert dot is not None
+    return dot
 
 
 def _spectrum_figure(sources: Sources) -> Iterator[Plot]:
@@ -263,20 +264,20 @@ def _spectrum_figure(sources: Sources) -> Iterator[Plot]:
 def _sweep_figures(sources: Sources) -> Iterator[Plot]:
     for sweep in sources.sweeps:
         panels: dict[str, dict[str, dict[str, Spread]]] = {words: {} for words in SWEEP.values()}
-        methods, deviates = {}, False
+        methods, has_deviation = {}, False
         for pick in sweep.body.get("rows") or []:
             methods[pick["method"]] = pick["method"]
             rule = f"{pick['rule']} ({ORACLE})" if pick.get("oracle") else pick["rule"]
             for name, words in SWEEP.items():
                 if (value := pick["metrics"].get(name)) is not None:
                     sd = (pick.get("sd") or {}).get(name) or 0.0
-                    deviates |= sd > 0
+                    has_deviation |= sd > 0
                     panels[words].setdefault(rule, {})[pick["method"]] = Spread(value, sd)
         if panels[SWEEP["test_worst_group"]]:
             del panels[SWEEP["val_worst_group"]]
         panels = {words: series for words, series in panels.items() if series}
         if panels and len(methods) > 1:
-            title = f"{sweep.path.stem}: methods by rule{', standard deviations over seeds' * deviates}"
+            title = f"{sweep.path.stem}: methods by rule{', standard deviations over seeds' * has_deviation}"
             yield dot_plot(f"sweep-{part_of_name(sweep.path.stem)}", title, panels, methods, "")
 
 

@@ -84,8 +84,8 @@ def aligned(table: ReportTable) -> str:
     cells = [list(table.columns), *([_starred(cell) for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sides = ["<" if column < table.left else ">" for column in range(len(widths))]
-    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
-    lines = [form.format(*row).rstrip() for row in cells]
+    template = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    lines = [template.format(*row).rstrip() for row in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join([table.title, "", *lines, *([table.note] if table.note else [])])
 

@@ -209,15 +209,15 @@ def lines_of(
         rule = (source.body.get("probe") or {}).get("selection") or ""
         return source.label(named_by), rule, source.body.get("oracle") is True
 
-    lines, again = [], []
-    for alike in by(sources, kind):
-        label, rule, oracle = kind(alike[0])
-        for same in repetitions(alike, (lambda source: source.where) if columns else None):
-            name = ", ".join([label, *(f"{what} {value}" for what, value in same.differs.items())])
-            lines.append(Line(name, rule, oracle, tuple(same.members)))
-            again += [str(source.path) for source in same.again]
-    if again:
-        reporter.note(f"the same result again, counted once: {listing(again)}")
+    lines, duplicates = [], []
+    for of_kind in by(sources, kind):
+        label, rule, oracle = kind(of_kind[0])
+        for of_line in repetitions(of_kind, (lambda source: source.where) if columns else None):
+            name = ", ".join([label, *(f"{what} {value}" for what, value in of_line.differs.items())])
+            lines.append(Line(name, rule, oracle, tuple(of_line.members)))
+            duplicates += [str(source.path) for source in of_line.again]
+    if duplicates:
+        reporter.note(f"the same result again, counted once: {listing(duplicates)}")
     words = [tuple(_NUMBER.split(line.label)[::2]) for line in lines]
     numbers = [[float(text) for text in _NUMBER.findall(line.label)] for line in lines]
     order = sorted(range(len(lines)), key=lambda index: (words.index(words[index]), numbers[index]))

@@ -43,22 +43,22 @@ class FileFinder(contextlib.ExitStack):
         }
         probes = {probe.path: probe for probe in sources.probes}
         for source in sources.evals:
-            found = self.of(source, "probe")
-            if found.content is not None and found.path not in probes:
-                facts = facts_of(found.path, found.content.meta, itself=found.content)
-                probes[found.path] = Source(found.path, found.content.meta, facts)
+            probe = self.of(source, "probe")
+            if probe.content is not None and probe.path not in probes:
+                facts = facts_of(probe.path, probe.content.meta, itself=probe.content)
+                probes[probe.path] = Source(probe.path, probe.content.meta, facts)
         pairs = dict(sources.pairs)
         for source in probes.values():
-            for found in self.pair_stores(source):
-                if found.content is not None:
-                    pairs.setdefault(found.path, found.content)
+            for pair_store in self.pair_stores(source):
+                if pair_store.content is not None:
+                    pairs.setdefault(pair_store.path, pair_store.content)
         self.sources = dataclasses.replace(sources, probes=list(probes.values()), pairs=list(pairs.items()))
 
     def of(self, source: Source, kind: str, **known: str) -> Located:
         """The file of a kind that an evaluation or a probe names, or that ``known`` names by its ``path``."""
         data = source.body.get("data") or {}
-        named = {"probe": "probe", "feature store": "features", "pair store": "pairs"}[kind]
-        known = known or source.body.get(named) or data.get(named) or {}
+        field = {"probe": "probe", "feature store": "features", "pair store": "pairs"}[kind]
+        known = known or source.body.get(field) or data.get(field) or {}
         digest = known.get("sha256") or known.get("content_sha256")
         if not known.get("path"):
             return Located(Path(), why=f"no {kind} is recorded in {source.path}")

@@ -150,7 +150,7 @@ def _looks(subject: Source | None, files: FileFinder) -> list[dict[str, Any]]:
     pictures, shown = Thumbnails(side=PAIR_SIDE, budget=PAIR_BUDGET), files.sources.pairs
     if subject is not None and (probe := files.of(subject, "probe")).content is not None:
         of_probe = files.pair_stores(Source(probe.path, probe.content.meta, subject.facts))
-        paths = [found.path for found in of_probe]
+        paths = [located.path for located in of_probe]
         shown = [(path, store) for path, store in shown if path in paths] or shown
     looks = []
     for path, store in shown:
@@ -255,12 +255,12 @@ def _group_table(subject: Source, rival: Source | None) -> ReportTable | None:
         gap = Spread(entry[name] - other[name]) if other.get(name) is not None else None
         row = [entry["group"].get(column, "") for column in columns] + [f"{entry['n']:,}", value(entry)]
         rows.append(cells(*row, *([value(other), gap] if rival else [])))
-    more = [_name(rival), "difference"] if rival else []
+    extra = [_name(rival), "difference"] if rival else []
     note = f"of {subject.path}" + ("; brackets are 95 % Wilson intervals" if sign > 0 else "")
     note += f"; {len(entries) - len(present)} more groups have no row here" * (len(entries) > len(present))
     title = f"{_name(subject)} on {subject.where}"
     return (
-        ReportTable(title, [*columns, "n", name, *more], rows, len(columns), note) if len(rows) > 1 else None
+        ReportTable(title, [*columns, "n", name, *extra], rows, len(columns), note) if len(rows) > 1 else None
     )
 
 
@@ -281,8 +281,8 @@ def _looked_at(subject: Source, rival: Source | None, files: FileFinder) -> dict
     store = files.of(subject, "feature store").content
     asked = (subject.body.get("options") or {}).get("groups")
     groups = make_groups(store, asked or (answers.probe.target if answers.probe.classes else ""))
-    found = files.of(subject, "probe")
-    trained_on = files.of(Source(found.path, found.content.meta, subject.facts), "feature store").content
+    probe = files.of(subject, "probe")
+    trained_on = files.of(Source(probe.path, probe.content.meta, subject.facts), "feature store").content
     training = TrainingRows.of(answers, store, trained_on) if trained_on is not None else None
     pictures = Thumbnails()
     galleries = _Galleries(answers, store, groups, pictures, training)
@@ -365,7 +365,7 @@ class _Galleries:
         answers, worst = self.answers, None
         classes = bool(answers.probe.classes)
         ranked = answers.surest(~answers.right)
-        confident, here = self.some(ranked), ranked[:0]
+        confident, in_worst_group = self.some(ranked), ranked[:0]
         lead = "Under each picture: true → predicted"
         if classes:
             lead = f"{len(ranked):,} of {len(answers.rows):,} rows are wrong. {lead}"
@@ -376,13 +376,17 @@ class _Galleries:
         keys = [self.groups.key(index) for index in range(len(self.groups.keys))]
         if key in keys and len(keys) > 1:
             inside = (self.groups.codes[answers.rows] == keys.index(key)).any(axis=1)
-            here = ranked[inside[ranked]]
-            part = f"{len(here):,} of {int(inside.sum()):,} wrong" if classes else f"{len(here):,} rows"
-            worst = self.gallery(f"Worst group: {_joined(key)} ({part})", here[:MAX_TILES], answers)
+            in_worst_group = ranked[inside[ranked]]
+            part = (
+                f"{len(in_worst_group):,} of {int(inside.sum()):,} wrong"
+                if classes
+                else f"{len(in_worst_group):,} rows"
+            )
+            worst = self.gallery(f"Worst group: {_joined(key)} ({part})", in_worst_group[:MAX_TILES], answers)
         title = "Most confident errors" if classes else "Furthest off"
         surest = self.gallery(title, confident, answers, ranked)
         galleries = {"worst-errors": worst, "confident-errors": surest}
-        shown = np.union1d(here[:MAX_TILES], confident)
+        shown = np.union1d(in_worst_group[:MAX_TILES], confident)
         similar = self.training.similar_to(answers, self.store, shown) if self.training else {}
         return {"lead": lead, "galleries": galleries, "similar": similar}
 
@@ -464,7 +468,9 @@ def _made(subject: Source | None, files: FileFinder) -> dict[str, Any]:
         versions |= (run.body.get("provenance") or {}).get("versions") or {}
     listed = [cells(name, str(value)) for name, value in versions.items() if value]
     results = [*sources.evals, *sources.bounds, *sources.sweeps, *sources.runs]
-    digests = [(one.path, one.body.get("kind"), one.body.get("content_sha256")) for one in results]
+    digests = [
+        (source.path, source.body.get("kind"), source.body.get("content_sha256")) for source in results
+    ]
     digests += [(probe.path, "probe", probe.facts.seeded["fit probe"].digest) for probe in sources.probes]
     digests += [(path, "pairs", store.content_sha256) for path, store in sources.pairs]
     rows = [cells(*(str(part or "") for part in digest)) for digest in digests]
@@ -478,12 +484,16 @@ def _made(subject: Source | None, files: FileFinder) -> dict[str, Any]:
 def _shell_lines(subject: Source, files: FileFinder) -> list[str]:
     """The commands that made the subject, as far as they are recorded. If a run made it, paths are relative
     to the run's folder."""
-    found, store = files.of(subject, "probe"), files.of(subject, "feature store").content
-    probe = Source(found.path, found.content.meta, subject.facts) if found.content else None
+    located, store = files.of(subject, "probe"), files.of(subject, "feature store").content
+    probe = Source(located.path, located.content.meta, subject.facts) if located.content else None
     pairs = files.pair_stores(probe) if probe else []
     steps: list[tuple[str, str, Mapping[str, Any]]] = [
         ("embed", "source", store.options if store else {}),
-        *(("pairs", "holdout", found.content.options) for found in pairs if found.content is not None),
+        *(
+            ("pairs", "holdout", pair_store.content.options)
+            for pair_store in pairs
+            if pair_store.content is not None
+        ),
         ("fit", "select", (probe.body.get("options") or {}) if probe else {}),
         ("zeroshot", "mix", (probe.body.get("options") or {}) if probe else {}),
         ("eval", "probe", subject.body.get("options") or {}),

@@ -80,8 +80,8 @@ class Thumbnails:
             )
         if (files := store.files) is None:
             return self.tile(id, None)
-        told = dict(store.encoder) | {"beside": files.beside_of(position)}
-        return self.tile(id, files.path[position], files.sha256[position], encoder=told)
+        encoder = dict(store.encoder) | {"beside": files.beside_of(position)}
+        return self.tile(id, files.path[position], files.sha256[position], encoder=encoder)
 
     def tile(
         self,
@@ -99,12 +99,12 @@ class Thumbnails:
             return Tile(id, None, "a row of an array has no picture")
         if self.left <= 0:
             return Tile(id, None, "the page is full")
-        told = encoder or {}
-        view = told.get("view") or {}
-        key = (path, sha256, str(told.get("intensity_range")), (str(view), id) if view else None)
+        facts = encoder or {}
+        view = facts.get("view") or {}
+        key = (path, sha256, str(facts.get("intensity_range")), (str(view), id) if view else None)
         if key not in self._made:
             self._made[key] = self._read(
-                id, path, sha256, told.get("intensity_range"), view, told.get("beside")
+                id, path, sha256, facts.get("intensity_range"), view, facts.get("beside")
             )
         src, why, crisp = self._made[key]
         if src is not None and len(src) > self.left:
@@ -143,18 +143,18 @@ def look(path: Path, store: PairStore, located: Sequence[Any], pictures: Thumbna
     pairs to drop repeats those that were ``dropped`` when the store was made.
     """
     at = {ids: j for j, ids in enumerate(zip(store.id_a, store.id_b, strict=True))}
-    told = store.diagnostics
-    median = told.get("median_residual") or 1.0
+    diagnostics = store.diagnostics
+    median = diagnostics.get("median_residual") or 1.0
     times: dict[Ids, float] = {}
     share: dict[Ids, float] = {}
     reasons: dict[Ids, list[str]] = {}
-    for pair in told.get("suspects") or []:
+    for pair in diagnostics.get("suspects") or []:
         ids = (pair["id_a"], pair["id_b"])
         share[ids], times[ids] = pair["residual"], pair.get("times", pair["residual"] / median)
         doubtful = stands_out(times[ids], share[ids])
         reasons[ids] = [f"{times[ids]:.1f} times as much is unexplained as in the median pair"] * doubtful
     for name, text in FLAGS.items():
-        for pair in (told.get(name) or {}).get("pairs", []):
+        for pair in (diagnostics.get(name) or {}).get("pairs", []):
             if (ids := (pair["id_a"], pair["id_b"])) in at:
                 reasons.setdefault(ids, []).append(text)
     # Equally doubtful pairs stay in the order in which they were found.
@@ -186,7 +186,7 @@ def look(path: Path, store: PairStore, located: Sequence[Any], pictures: Thumbna
         "suspicious": suspicious,
         "more": max(0, suspicious - MAX_SUSPICIOUS),
         "of": store.pairs,
-        "dropped": [(pair["id_a"], pair["id_b"]) for pair in told.get("dropped") or []],
+        "dropped": [(pair["id_a"], pair["id_b"]) for pair in diagnostics.get("dropped") or []],
         "command": shlex.join(["ncm", "pairs", *words, "--drop", "drop.csv"]) if words else "",
         "missing": "; ".join(file.why for file in located if file.why),
     }

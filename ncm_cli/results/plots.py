@@ -322,7 +322,7 @@ def accuracy_plot(
     """Accuracy (or MSE) against ``key``: of one label with its 0-1 bound, or of several, each in a colour."""
     several, of = len(lines) > 1, np.asarray if regression else _accuracy
     measure = "MSE" if regression else "accuracy"
-    said = []
+    notes = []
     with styled_figure(5.9, 4.1 if several else 3.7) as (figure, axes):
         for index, (label, curves) in enumerate(lines.items() if several else ()):
             _lines(axes, curves, {"test_error": (drawable(label), index, "-")}, of)
@@ -341,14 +341,14 @@ def accuracy_plot(
                 chosen = least, f"least bound: r = {least:g}"
             if chosen is not None:
                 _upright(axes, *chosen, colour=COLOURS[1])
-                said.append(chosen[1])
+                notes.append(chosen[1])
         for value, label, style in (
             (references.oracle, f"{ORACLE}: trained on the test domain", (0, (8, 3))),
             (references.erm, "ERM, test domain", (0, (1, 1.5))),
         ):
             if value is not None:
                 axes.axhline(value, color=GREY, linestyle=style, linewidth=1.1, label=label)
-                said.append(f"{label} {value:.3f}")
+                notes.append(f"{label} {value:.3f}")
         if references.spurious_dim is not None:
             _upright(axes, references.spurious_dim, f"|I| = {references.spurious_dim}", level=len(lines) == 1)
         axes.set(xlabel=HEADS[key], ylabel=f"test {measure}" if several else measure)
@@ -356,7 +356,7 @@ def accuracy_plot(
         name_lines(figure, [axes], columns=2 if several else 3)
     title = f"{measure.capitalize() if measure != 'MSE' else measure} against {HEADS[key]}"
     of_line = ", ".join(lines) if several else "; ".join(_ends(axes))
-    return Plot(name, title, "; ".join([f"{title}: {of_line}", *said]), figure)
+    return Plot(name, title, "; ".join([f"{title}: {of_line}", *notes]), figure)
 
 
 def _accuracy(errors: Array) -> Array:
@@ -470,15 +470,15 @@ def dot_plot(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[An
         figure.suptitle("\n".join(head_lines), fontsize=9.5)
         if len(series) > 1:
             _legend(figure, grid[0, 0], 4)
-    said = [
+    dot_texts = [
         f"{what} of {label}, {text}: {dots[label][row].mean:.3f}"
         for what, dots in panels.items()
         for row, text in rows.items()
         for label in series
         if row in dots.get(label, {})
     ]
-    more = f" and {len(said) - MAX_GROUPS} more" if len(said) > MAX_GROUPS else ""
-    return Plot(name, title, f"{title}. {'; '.join(said[:MAX_GROUPS])}{more}", figure)
+    rest = f" and {len(dot_texts) - MAX_GROUPS} more" if len(dot_texts) > MAX_GROUPS else ""
+    return Plot(name, title, f"{title}. {'; '.join(dot_texts[:MAX_GROUPS])}{rest}", figure)
 
 
 def _reach(dot: Spread) -> tuple[float, float]:

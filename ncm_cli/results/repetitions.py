@@ -102,9 +102,9 @@ def over(facts: Facts, names: Sequence[str]) -> Facts:
     """
     if not names:
         return facts
-    of = {name: {name, name.replace("-", "_"), f"--{name}", f"{_FIT}--{name}"} for name in names}
+    keys_of = {name: {name, name.replace("-", "_"), f"--{name}", f"{_FIT}--{name}"} for name in names}
     known = {**facts.fixed, **facts.seeded}
-    moved = {key for keys in of.values() for key in keys if key in known}
+    moved = {key for keys in keys_of.values() for key in keys if key in known}
     values = [_key(known[key]) for key in sorted(moved)]
     if any(isinstance(known[key], Input) for key in moved):
         moved |= {key for key, value in facts.fixed.items() if isinstance(value, Input)} - {_ENCODER}
@@ -143,8 +143,8 @@ class _Recorder:
 
     def result(self, body: Mapping[str, Any], options: Mapping[str, Any]) -> Probe | None:
         """Collect a result's facts, except about its probe; returns the probe if it is unchanged."""
-        known = body.get("probe") or {}
-        path, digest = known.get("path") or options.get("probe"), known.get("sha256")
+        probe_facts = body.get("probe") or {}
+        path, digest = probe_facts.get("path") or options.get("probe"), probe_facts.get("sha256")
         resolved = {name: body.get(name, options.get(name)) for name in ("where", "target")}
         resolved["reference"] = (body.get("reference") or {}).get("where", options.get("reference"))
         given = {name: value for name, value in options.items() if name != "probe"} | resolved
@@ -192,17 +192,17 @@ class _Recorder:
             known = files.get(name) or {}
             stores = known.get("stores") or [known]
             for at, path in enumerate(values_of(value)):
-                one = key if isinstance(value, str) else f"{key} {at + 1}"
+                option = key if isinstance(value, str) else f"{key} {at + 1}"
                 content = Input(path, stores[at].get("content_sha256") if at < len(stores) else None)
                 if self.folder is None:
-                    self.fixed[one] = content
+                    self.fixed[option] = content
                 else:
-                    self.seeded[one], self.fixed[one] = content, self._maker(path)
+                    self.seeded[option], self.fixed[option] = content, self._maker(path)
 
     def _inside(self, path: str) -> str | None:
         """A path that the command was given, relative to the run's folder."""
-        known = self._base is not None and path.startswith(self._base)
-        return path.removeprefix(self._base or "") if known else None
+        is_inside = self._base is not None and path.startswith(self._base)
+        return path.removeprefix(self._base or "") if is_inside else None
 
     def _maker(self, path: str) -> str | None:
         """The step, and the matrix cell without the seed, that made a file or a folder around it."""
@@ -325,14 +325,14 @@ def repetitions(results: Sequence[T], column: Callable[[T], Hashable] | None = N
     sets = [
         members
         for of_run in by(results, lambda result: (result.facts.run, result.facts.seed is None))
-        for alike in split(of_run, "fixed", lambda result: None)
-        for members in split(alike, "seeded", lambda result: result.facts.seed)
+        for of_facts in split(of_run, "fixed", lambda result: None)
+        for members in split(of_facts, "seeded", lambda result: result.facts.seed)
     ]
     lines = []
     for differs, members in zip(_differences(sets, skipped), sets, strict=True):
         of_seeds = by(members, lambda result: (place(result), result.facts.seed))
-        again = [result for same in of_seeds for result in same[1:]]
-        lines.append(Repetitions(differs, [same[0] for same in of_seeds], again))
+        duplicates = [result for of_seed in of_seeds for result in of_seed[1:]]
+        lines.append(Repetitions(differs, [of_seed[0] for of_seed in of_seeds], duplicates))
     return lines
 
 

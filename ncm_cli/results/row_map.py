@@ -73,8 +73,8 @@ def fair_sample(codes: Codes, most: int) -> Codes:
     order = np.random.default_rng(0).permutation(len(codes))
     order = order[np.argsort(codes[order], kind="stable")]
     starts = np.flatnonzero(np.diff(codes[order], prepend=codes.min(initial=0) - 1))
-    place = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
-    return np.sort(order[np.argsort(place, kind="stable")[:most]])
+    rank_in_group = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    return np.sort(order[np.argsort(rank_in_group, kind="stable")[:most]])
 
 
 def map_of(
@@ -98,7 +98,7 @@ def map_of(
         Words for a row by its position among the n, and for a group by its code.
     """
     answers = shown[0][0]
-    removing = next((one.probe for one, _ in shown if one.probe.rank), None)
+    removing = next((probe_answers.probe for probe_answers, _ in shown if probe_answers.probe.rank), None)
     if removing is None:
         return None
     chosen = fair_sample(group, MAX_DOTS)
@@ -106,19 +106,21 @@ def map_of(
     features = store.read(rows)
     along = scale_like(removing, features) @ removing.basis[:, 0]
     y, y_ticks = _placed(along, BOX["bottom"], BOX["top"])
-    panels, told = [], []
-    for one, name in sorted(shown, key=lambda one: one[0].probe.rank > 0):
-        margins = metrics.true_margins(logits(one.probe, features), answers.truth[chosen])
+    panels, margin_texts = [], []
+    for probe_answers, name in sorted(shown, key=lambda named: named[0].probe.rank > 0):
+        margins = metrics.true_margins(logits(probe_answers.probe, features), answers.truth[chosen])
         x, x_ticks = _placed(np.append(margins, 0.0), BOX["left"], BOX["right"])
-        rank = one.probe.rank
+        rank = probe_answers.probe.rank
         title = f"{name}, {rank} direction{'s' * (rank > 1)} removed" if rank else f"{name}, nothing removed"
-        title += f": {metrics.mean(one.right):.3f} right"
-        panels.append(Panel(title, x[:-1], y, (~one.right[chosen]).tolist(), x_ticks, y_ticks, x[-1]))
-        told.append([f"{name} {decimals(margin)}" for margin in margins.tolist()])
+        title += f": {metrics.mean(probe_answers.right):.3f} right"
+        panels.append(
+            Panel(title, x[:-1], y, (~probe_answers.right[chosen]).tolist(), x_ticks, y_ticks, x[-1])
+        )
+        margin_texts.append([f"{name} {decimals(margin)}" for margin in margins.tolist()])
     colours, labels = _colours(group, chosen, answers, say_group)
     captions = [
         f"{say_row(position)}; margin {', '.join(of_row)}; direction {decimals(part)}"
-        for position, part, *of_row in zip(chosen.tolist(), along.tolist(), *told, strict=True)
+        for position, part, *of_row in zip(chosen.tolist(), along.tolist(), *margin_texts, strict=True)
     ]
     pictures = Thumbnails(side=DOT_SIDE, budget=DOT_BUDGET)
     lead = (
@@ -126,7 +128,7 @@ def map_of(
         f"first direction that was removed. Filled dots are wrong. {len(chosen):,} of {len(group):,} rows"
     )
     lead += ", drawn evenly from all groups." if labels else "."
-    if all(one.probe.rank for one, _ in shown):
+    if all(probe_answers.probe.rank for probe_answers, _ in shown):
         lead += " To see them before the removal, evaluate a probe of rank 0 on the same rows as well."
     several = len(answers.probe.classes) > 2
     what = "the true class’s logit less the highest other" if several else "the logit towards the true class"
@@ -151,12 +153,12 @@ def _colours(
     if len(codes) < 2:
         return [0] * len(chosen), []
     ranked = codes[np.argsort(-misses[codes + 1], kind="stable")]
-    own = ranked if len(ranked) <= MAX_COLOURS else ranked[: MAX_COLOURS - 1]
-    place = np.full(int(codes.max()) + 2, MAX_COLOURS - 1)
-    place[own + 1] = np.arange(len(own))
-    labels = [say(code) if code >= 0 else "in no group" for code in own.tolist()]
-    labels += [f"{len(ranked) - len(own)} other groups"] * (len(own) < len(ranked))
-    return place[group[chosen] + 1].tolist(), labels
+    coloured = ranked if len(ranked) <= MAX_COLOURS else ranked[: MAX_COLOURS - 1]
+    colour_of = np.full(int(codes.max()) + 2, MAX_COLOURS - 1)
+    colour_of[coloured + 1] = np.arange(len(coloured))
+    labels = [say(code) if code >= 0 else "in no group" for code in coloured.tolist()]
+    labels += [f"{len(ranked) - len(coloured)} other groups"] * (len(coloured) < len(ranked))
+    return colour_of[group[chosen] + 1].tolist(), labels
 
 
 def _placed(values: Array, start: float, stop: float) -> tuple[list[str], list[tuple[str, str]]]:

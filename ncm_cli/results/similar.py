@@ -59,9 +59,9 @@ class TrainingRows:
     ) -> dict[int, Sequence[Similar]]:
         """The most similar training rows of answered rows, by the position of the answer."""
         pictures, names = Thumbnails(side=SIMILAR_SIDE, budget=SIMILAR_BUDGET), answers.probe.classes
-        known, trained = len(self.rows), np.arange(len(self.rows))
-        queries = known + np.arange(len(positions))
-        found, cosines = most_similar(
+        n_train, trained = len(self.rows), np.arange(len(self.rows))
+        queries = n_train + np.arange(len(positions))
+        neighbours, cosines = most_similar(
             self.with_rows(store, answers.rows[positions]), queries, trained, MOST_SIMILAR
         )
         return {
@@ -73,40 +73,40 @@ class TrainingRows:
                 )
                 for place, cosine in zip(places.tolist(), of_row.tolist(), strict=True)
             ]
-            for position, places, of_row in zip(positions.tolist(), found, cosines, strict=True)
+            for position, places, of_row in zip(positions.tolist(), neighbours, cosines, strict=True)
         }
 
     def near(self, answers: Answers, store: FeatureStore, pictures: Thumbnails) -> dict[str, Any] | None:
         """Answered rows beside the training row that they nearly equal; None if there are none."""
-        known, n = len(self.rows), len(answers.rows)
+        n_train, n = len(self.rows), len(answers.rows)
         truth = np.asarray(answers.truth, np.int64) if answers.probe.classes else np.full(n, -1)
-        found = near_copies(
+        copies = near_copies(
             self.with_rows(store, answers.rows),
-            known + np.arange(n),
-            np.arange(known),
+            n_train + np.arange(n),
+            np.arange(n_train),
             np.concatenate([self.classes, truth]),
         )
-        if not len(found.queries):
+        if not len(copies.queries):
             return None
         lead = (
-            f"{len(found.queries):,} of {found.compared:,} rows nearly equal a training row: the cosine of "
+            f"{len(copies.queries):,} of {copies.compared:,} rows nearly equal a training row: the cosine of "
         )
-        lead += f"their features is {found.bound} or more. "
-        lead += f"A random {found.compared:,} of {n:,} rows were compared. " if found.compared < n else ""
+        lead += f"their features is {copies.bound} or more. "
+        lead += f"A random {copies.compared:,} of {n:,} rows were compared. " if copies.compared < n else ""
         lead += "If they show the same thing, the numbers on this page are better than they should be: "
         lead += f"--overlap {EXCLUDE_NEAR} of ncm fit leaves such training rows out."
         shown = [
             (
-                pictures.row(store, store.ids[answers.rows[query - known]]),
+                pictures.row(store, store.ids[answers.rows[query - n_train]]),
                 pictures.row(self.store, self.store.ids[self.rows[candidate]]),
                 cosine,
             )
             for query, candidate, cosine in zip(
-                found.queries[:MAX_NEAR].tolist(),
-                found.candidates[:MAX_NEAR].tolist(),
-                found.cosines[:MAX_NEAR].tolist(),
+                copies.queries[:MAX_NEAR].tolist(),
+                copies.candidates[:MAX_NEAR].tolist(),
+                copies.cosines[:MAX_NEAR].tolist(),
                 strict=True,
             )
         ]
-        more = len(found.queries) - len(shown)
-        return {"lead": lead, "pairs": shown, "more": more}
+        omitted = len(copies.queries) - len(shown)
+        return {"lead": lead, "pairs": shown, "more": omitted}

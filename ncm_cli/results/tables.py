@@ -156,18 +156,18 @@ def _left_out_sweeps(sweeps: Sequence[Source]) -> Iterator[ReportTable]:
         if len(bodies) < 2:
             continue
         rows: list[Row] = []
-        of = averages(bodies)
-        for rule in dict.fromkeys(one.rule for one in of):
+        domain_averages = averages(bodies)
+        for rule in dict.fromkeys(average.rule for average in domain_averages):
             of_rule = [
                 cells(
-                    f"{rule} {ORACLE}" if one.oracle else rule,
-                    one.method,
-                    *(Spread(value) for value in one.by_value.values()),
-                    Spread(one.mean, one.sd),
-                    Spread(one.worst),
+                    f"{rule} {ORACLE}" if average.oracle else rule,
+                    average.method,
+                    *(Spread(value) for value in average.by_value.values()),
+                    Spread(average.mean, average.sd),
+                    Spread(average.worst),
                 )
-                for one in of
-                if one.rule == rule
+                for average in domain_averages
+                if average.rule == rule
             ]
             _embolden(of_rule, 2, [False] * (len(bodies) + 2), [True] * len(of_rule))
             rows += of_rule
@@ -261,9 +261,9 @@ def _choices(probes: Sequence[Source]) -> ReportTable:
             estimates = [*(verdict.get(name) for name in names), controls.get("constant")]
             rule = f"{ORACLE} {selection['rule']}" if selection.get("oracle") else str(selection["rule"])
             spreads = [_estimate(known) for known in estimates]
-            said = f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})"
+            verdict_words = f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})"
             rank = str(probe.body.get("rank"))
-            rows.append(cells(str(probe.path), said, rule, rank, trained_on(probe.body), *spreads))
+            rows.append(cells(str(probe.path), verdict_words, rule, rank, trained_on(probe.body), *spreads))
             rows += [_of_store(probe.path, store, names) for store in verdict.get("stores") or ()]
     scores = ("flip rate", "cell error", "bound")
     measures = [head for score in scores for head in (f"{score} at rank 0", score)]
@@ -282,8 +282,8 @@ def _choices(probes: Sequence[Source]) -> ReportTable:
 def _of_store(probe: Path, verdict: Mapping[str, Any], names: Sequence[str]) -> Row:
     """The line of the verdict on one of several stores' pairs, with measurements by ``names``."""
     spreads = [_estimate(verdict.get(name)) for name in names]
-    said = f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})"
-    return cells(f"{probe}: {Path(verdict['path']).name}", said, "", "", "", *spreads, None)
+    verdict_words = f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})"
+    return cells(f"{probe}: {Path(verdict['path']).name}", verdict_words, "", "", "", *spreads, None)
 
 
 def _estimate(known: Mapping[str, Any] | None) -> Spread | None:
@@ -389,18 +389,20 @@ def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> ReportTable
     """A recipe's known values beside the measured ones, each state with the tolerance that it rests on."""
     rows = []
     for verdict in verdicts:
-        known, measured = verdict["expectation"], verdict.get("measured")
-        filters = ", ".join(f"{name} {value}" for name, value in known["filters"].items())
-        bounds = (("at least", known.get("min")), ("at most", known.get("max")))
+        expectation, measured = verdict["expectation"], verdict.get("measured")
+        filters = ", ".join(f"{name} {value}" for name, value in expectation["filters"].items())
+        bounds = (("at least", expectation.get("min")), ("at most", expectation.get("max")))
         expected = ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
-        if known.get("value") is not None:
-            published = f"{known['value']:g}"
-            if known.get("spread") is not None:
-                published += f" ± {known['spread']:g}"
+        if expectation.get("value") is not None:
+            published = f"{expectation['value']:g}"
+            if expectation.get("spread") is not None:
+                published += f" ± {expectation['spread']:g}"
             expected = ", ".join(filter(None, (published, expected)))
-        row = cells(f"{known['metric']}{': ' if filters else ''}{filters}", known.get("source") or "")
+        row = cells(
+            f"{expectation['metric']}{': ' if filters else ''}{filters}", expectation.get("source") or ""
+        )
         # Until 0.6.0 a state rested on the tolerance alone.
-        within = verdict.get("within", known.get("tolerance") if measured else None)
+        within = verdict.get("within", expectation.get("tolerance") if measured else None)
         mean = Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None
         tolerance = "" if within is None else f"±{within:g}"
         rows.append([*row, *cells(verdict["state"], tolerance, expected, mean)])

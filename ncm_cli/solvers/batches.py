@@ -49,9 +49,9 @@ def epoch_order(strata: Tensor | None, n: int, generator: torch.Generator) -> Te
     counts = torch.bincount(codes)
     starts = torch.cumsum(counts, 0) - counts
     sorted_codes = codes[by_stratum]
-    place = torch.arange(n) - starts[sorted_codes]
+    rank_in_stratum = torch.arange(n) - starts[sorted_codes]
     jitter = torch.rand(n, generator=generator, dtype=torch.float64)
-    position = (place + jitter) / counts[sorted_codes]
+    position = (rank_in_stratum + jitter) / counts[sorted_codes]
     return shuffled[by_stratum[torch.argsort(position, stable=True)]]
 
 
@@ -123,8 +123,10 @@ class DeviceRows:
         # Padded with zeros to a multiple of 16, with which matrix products are faster.
         self.width = -(-(self.dim + 1) // 16) * 16
         self.labels = torch.as_tensor(np.asarray(training.y), dtype=torch.int64)
-        hot = self._hot(self.labels, training.n_classes) if training.logits > 1 else self._column(training.y)
-        self.targets = hot[:, None, :]
+        targets = (
+            self._hot(self.labels, training.n_classes) if training.logits > 1 else self._column(training.y)
+        )
+        self.targets = targets[:, None, :]
         """(n, 1, C): 0 or 1 for a binary problem, else one-hot."""
         groupings = {
             "environments": training.codes.get("envs"),
@@ -274,8 +276,8 @@ class Batch:
     def visits(self) -> list[tuple[int, Tensor]]:
         """The environments in the order in which Fish visits them, each with its rows of the batch."""
         codes = self._rows.codes["environments"][self._chosen]
-        count, visit = self._rows.members["environments"].shape[1], self._visit
-        order = torch.arange(count) if visit is None else torch.randperm(count, generator=visit)
+        count, generator = self._rows.members["environments"].shape[1], self._visit
+        order = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
         visits = [(e, (codes == e).nonzero()[:, 0].to(self._rows.device)) for e in order.tolist()]
         return [(environment, members) for environment, members in visits if len(members)]
 

@@ -101,4 +101,4 @@ def own_random_numbers(seed: int) -> Iterator[None]:
 def is_short_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out: in Python, in torch on a CPU, in CUDA or its libraries."""
     words = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-    return isinstance(error, MemoryError) or any(said in str(error) for said in words)
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

@@ -61,7 +61,7 @@ def deal(a: Codes, b: Codes, count: int, seed: int, kind: Codes | None = None) -
     together = components(a, b)
     kinds = np.zeros(len(a), np.int64) if kind is None else kind
     of_kind = kinds[:, None] == np.unique(kinds)
-    sizes = np.stack([np.bincount(together, weights=of) for of in of_kind.T], axis=1)
+    sizes = np.stack([np.bincount(together, weights=in_kind) for in_kind in of_kind.T], axis=1)
     totals = of_kind.sum(axis=0)
     nodes, ends = np.unique(np.concatenate([a, b]), return_inverse=True)
     end_a, end_b = ends.reshape(2, -1)

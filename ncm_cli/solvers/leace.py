@@ -68,22 +68,23 @@ def fit_eraser(X: Features, codes: NDArray[np.integer]) -> Eraser:
     values = np.unique(codes, return_inverse=True)[1].reshape(-1)
     if values.max() == 0:
         raise InputError("the column to erase has one value only on the training rows")
-    hot = np.eye(values.max() + 1)[values]
+    one_hot = np.eye(values.max() + 1)[values]
     # The package's tolerances are absolute. With features of unit size and standardised indicators its
     # singular values are correlations, however rare a value is and whatever the features' unit.
     mean, deviation = moments(X)
     square = sum(float(((rows - mean) ** 2).sum()) for _, rows in blocks(X))
     size = np.sqrt(square / (len(X) * X.shape[1])) or 1.0
-    indicators = ((hot - hot.mean(0)) / hot.std(0))[:, 1:]  # the first follows from the others
+    indicators = ((one_hot - one_hot.mean(0)) / one_hot.std(0))[:, 1:]  # the first follows from the others
     fitter = LeaceFitter(X.shape[1], indicators.shape[1], dtype=torch.float64, svd_tol=LEAST_CORRELATION)
     for part, rows in blocks(X):
         fitter.update(torch.from_numpy((rows - mean) / size), torch.from_numpy(indicators[part]))
     eraser = Eraser(fitter.eraser.proj_left.numpy(), fitter.eraser.proj_right.numpy(), mean)
     # The largest difference between the mean of a value's rows and of all rows, in standard deviations.
     sums = sum(
-        (hot[part].T @ rows for part, rows in blocks(eraser.apply(X))), np.zeros((hot.shape[1], X.shape[1]))
+        (one_hot[part].T @ rows for part, rows in blocks(eraser.apply(X))),
+        np.zeros((one_hot.shape[1], X.shape[1])),
     )
-    differences = np.abs(sums / hot.sum(0)[:, None] - sums.sum(0) / len(X))[:, deviation > 0]
+    differences = np.abs(sums / one_hot.sum(0)[:, None] - sums.sum(0) / len(X))[:, deviation > 0]
     gap = float((differences / deviation[deviation > 0]).max(initial=0.0))
     if gap > LARGEST_GAP:
         warnings.warn(

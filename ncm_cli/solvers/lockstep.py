@@ -91,8 +91,8 @@ class Curvature:
         """
         out = np.empty_like(G)
         for decay in np.unique(decays):
-            same = np.flatnonzero(decays == decay)
-            out[:, same] = self._solve(self._factors[float(decay)], G[:, same], mask[:, same])
+            problems = np.flatnonzero(decays == decay)
+            out[:, problems] = self._solve(self._factors[float(decay)], G[:, problems], mask[:, problems])
         return out
 
     def _of_each(self, scores: Array) -> Array:
@@ -184,8 +184,8 @@ class LockStep:
         self.gradient = self._gradient()
         self.live = R = np.arange(len(sizes))
         self.pairs: list[tuple[Array, Array, Array]] = []
-        nothing = np.zeros((width, *start.shape[1:]))
-        self.solution = Solution(nothing, np.zeros(len(R)), R < 0, np.zeros_like(R))
+        zeros = np.zeros((width, *start.shape[1:]))
+        self.solution = Solution(zeros, np.zeros(len(R)), R < 0, np.zeros_like(R))
 
     def _start(self, B: Array) -> None:
         """Start from the best multiple of B: with columns masked out, B's scores may be far too large."""
@@ -198,8 +198,8 @@ class LockStep:
         self.B, self.scores = share * B, share * scores
         unsure = (share[0, :, 0] < LEAST_START_SHARE) & B.any(axis=(0, 2))
         for decay in np.unique(self.decays[unsure]):
-            among = np.flatnonzero(self.decays == decay)
-            worst = among[np.argmin(share[0, among, 0])]
+            problems = np.flatnonzero(self.decays == decay)
+            worst = problems[np.argmin(share[0, problems, 0])]
             self.curvature.take([float(decay)], self.scores[:, worst])
 
     def run(self, tolerance: float, max_iter: int) -> Solution:
@@ -245,8 +245,8 @@ class LockStep:
         price = self.curvature.cost / max(self.B.shape[1] * self.B.shape[2], 8)
         taken = False
         for decay in np.unique(self.decays):
-            among = np.flatnonzero(self.decays == decay)
-            worst = among[np.argmax(norms[among])]
+            problems = np.flatnonzero(self.decays == decay)
+            worst = problems[np.argmax(norms[problems])]
             rate = np.log(before[worst] / norms[worst]) / age
             left = np.log(norms[worst] / tolerance) / rate if rate > 0 else np.inf
             if left > FRESH_ITERATIONS + price:
@@ -309,15 +309,15 @@ class LockStep:
         left = np.arange(len(slope))
         for _ in range(MAX_LINE_STEPS):
             t = steps[left]
-            at, second = self._slopes(along, t, left)
-            at += line[left] + t * curve[left]
-            flat = np.abs(at) <= MOST_SLOPE_SHARE * np.abs(slope[left])
+            slopes, second = self._slopes(along, t, left)
+            slopes += line[left] + t * curve[left]
+            flat = np.abs(slopes) <= MOST_SLOPE_SHARE * np.abs(slope[left])
             if flat.all():
                 break
             second += curve[left]
-            high[left] = np.where(at > 0, np.minimum(high[left], t), high[left])
-            low[left] = np.where(at < 0, np.maximum(low[left], t), low[left])
-            steps[left[~flat]] = _next_step(t, at, second, low[left], high[left])[~flat]
+            high[left] = np.where(slopes > 0, np.minimum(high[left], t), high[left])
+            low[left] = np.where(slopes < 0, np.maximum(low[left], t), low[left])
+            steps[left[~flat]] = _next_step(t, slopes, second, low[left], high[left])[~flat]
             left = left[~flat]
         return steps
 
@@ -328,14 +328,14 @@ class LockStep:
         problems = slice(None) if len(chosen) == R else chosen
         for rows in score_slices(along, len(chosen) * C):
             tangent = along[rows, problems]
-            p = _inverse_link(self.scores[rows, problems] + t[None, :, None] * tangent)
+            prob = _inverse_link(self.scores[rows, problems] + t[None, :, None] * tangent)
             weighted = tangent * self.weights[rows, None, None]
-            first += np.einsum("nrc,nrc->r", p - self.targets[rows, None, :], weighted)
+            first += np.einsum("nrc,nrc->r", prob - self.targets[rows, None, :], weighted)
             if C == 1:
-                second += np.einsum("nrc,nrc,nrc->r", p * (1 - p), tangent, weighted)
+                second += np.einsum("nrc,nrc,nrc->r", prob * (1 - prob), tangent, weighted)
             else:
-                mean = np.einsum("nrc,nrc->nr", p, tangent)
-                second += np.einsum("nrc,nrc->r", p * (tangent - mean[:, :, None]), weighted)
+                mean = np.einsum("nrc,nrc->nr", prob, tangent)
+                second += np.einsum("nrc,nrc->r", prob * (tangent - mean[:, :, None]), weighted)
         return first / n, second / n
 
 

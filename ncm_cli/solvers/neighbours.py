@@ -155,22 +155,23 @@ def near_copies(
     known = (classes[queries] >= 0) & (nearest_other > -1)
     typical = float(np.median(nearest_other[known] if known.any() else nearest)) if len(queries) else 0.0
     threshold = max(NEAR_COSINE, 1 - NEAR_SHARE * (1 - typical))
-    found = queries[nearest >= threshold]
+    near_queries = queries[nearest >= threshold]
     mask = np.zeros(len(candidates), dtype=bool)
-    for _, block in _scored(rows, found, candidates):
+    for _, block in _scored(rows, near_queries, candidates):
         done = 0
         for score, chunk in block:
             mask[done : done + len(chunk)] |= (score >= threshold).any(axis=0)
             done += len(chunk)
     every = np.arange(len(rows))
     parts = [
-        nearest_rows(rows, found[part], candidates, "cosine", every) for part in slices(found, BLOCK_ROWS)
+        nearest_rows(rows, near_queries[part], candidates, "cosine", every)
+        for part in slices(near_queries, BLOCK_ROWS)
     ]
     partners = np.concatenate([np.empty(0, np.int64), *(partner for partner, _ in parts)])
     cosines = 1 - np.concatenate([np.empty(0), *(distance for _, distance in parts)])
     order = np.argsort(-cosines, kind="stable")
     return NearCopies(
-        threshold, found[order], partners[order], cosines[order], candidates[mask], len(queries)
+        threshold, near_queries[order], partners[order], cosines[order], candidates[mask], len(queries)
     )
 
 

@@ -204,8 +204,8 @@ def _logistic(
     limit = tolerance * float(np.sqrt(square / n))
     most = (CHUNK_ELEMENTS if design.turn is None else BLOCKED_ELEMENTS) // (n * C)
     if design.turn is not None and 1 < len(decays) > most:
-        for some in np.array_split(decays, -(-len(decays) // max(1, most))):
-            yield from _logistic(design, ranks, some.tolist(), tolerance, max_iter)
+        for decay_part in np.array_split(decays, -(-len(decays) // max(1, most))):
+            yield from _logistic(design, ranks, decay_part.tolist(), tolerance, max_iter)
         return
     D = len(decays)
     widest = max(1, most // D)

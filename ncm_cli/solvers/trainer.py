@@ -120,11 +120,11 @@ class Adam:
 
 def _place(config: Config, protocol: Protocol) -> tuple[int, str, bool, float, float]:
     """Sort key of configurations: the kind of weights, then what one objective shares, then ``p_sel``."""
-    alone = 2 if config.method == "fish" else 1 if config.method == "ncm" and config.rank else 0
+    kind = 2 if config.method == "fish" else 1 if config.method == "ncm" and config.rank else 0
     if config.method == "lisa" and protocol == "papers":
-        alone = 3
+        kind = 3
     alpha = config.alpha if config.method == "lisa" else 0.0
-    return alone, config.method, config.upweighted, alpha, config.p_sel
+    return kind, config.method, config.upweighted, alpha, config.p_sel
 
 
 class SharedWeights:
@@ -160,10 +160,12 @@ class SharedWeights:
             amsgrad=protocol == "papers" and configs[0].method == "fish",
         )
         self._blocks: list[tuple[slice, Erm]] = []
-        for (_, method, *_), same in itertools.groupby(configs, lambda config: _place(config, protocol)[:-1]):
-            alike, start = list(same), self._blocks[-1][0].stop if self._blocks else 0
-            objective = OBJECTIVES.get(method, Erm)(alike, rows, protocol=protocol)
-            self._blocks.append((slice(start, start + len(alike)), objective))
+        for (_, method, *_), of_method in itertools.groupby(
+            configs, lambda config: _place(config, protocol)[:-1]
+        ):
+            method_configs, start = list(of_method), self._blocks[-1][0].stop if self._blocks else 0
+            objective = OBJECTIVES.get(method, Erm)(method_configs, rows, protocol=protocol)
+            self._blocks.append((slice(start, start + len(method_configs)), objective))
         self._pairs = self._pair_penalty()
         self._ramp = 1.0
         self._keep: Tensor | None = None

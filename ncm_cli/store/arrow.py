@@ -134,8 +134,8 @@ class ColumnFile:
             leaves = [self.metadata.schema.column(i).path for i in range(self.metadata.num_columns)]
             wanted = [i for i, path in enumerate(leaves) if path in (column, f"{column}.bytes")]
             groups = range(len(self.groups))
-            told = [self.metadata.row_group(group).column(i).statistics for group in groups for i in wanted]
-        return all(chunk is not None and chunk.has_null_count and not chunk.null_count for chunk in told)
+            stats = [self.metadata.row_group(group).column(i).statistics for group in groups for i in wanted]
+        return all(chunk is not None and chunk.has_null_count and not chunk.null_count for chunk in stats)
 
     def batches(
         self, columns: Sequence[str], *, size: int = TEXT_BATCH_ROWS, groups: Sequence[int] | None = None

@@ -30,8 +30,8 @@ class Column:
 
     def counts(self) -> dict[str, int]:
         """Rows of each category, in the order of the categories; missing rows aren't counted."""
-        found = np.bincount(self.codes[self.codes >= 0], minlength=len(self.categories))
-        return dict(zip(self.categories, found.tolist(), strict=True))
+        counts = np.bincount(self.codes[self.codes >= 0], minlength=len(self.categories))
+        return dict(zip(self.categories, counts.tolist(), strict=True))
 
     @property
     def missing(self) -> int:

@@ -27,14 +27,14 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
     Raises ValueError for text that isn't JSON or is nested deeper than `MAX_JSON_DEPTH`.
     """
     try:
-        found = json.loads(text, **options)
+        value = json.loads(text, **options)
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
-    level = [found]
+    level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
         nested = [item for item in level if isinstance(item, dict | list)]
         if not nested:
-            return found
+            return value
         level = [
             item
             for container in nested
@@ -174,9 +174,9 @@ def header_digest(attrs: Mapping[str, Any]) -> str:
 
 def array_digest(values: np.ndarray) -> str:
     """SHA-256 over type, shape and little-endian values in row-major order."""
-    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-    digest = hashlib.sha256(f"{little.dtype.str}{little.shape}".encode())
-    digest.update(little.reshape(-1).view(np.uint8).data)
+    little_endian = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+    digest = hashlib.sha256(f"{little_endian.dtype.str}{little_endian.shape}".encode())
+    digest.update(little_endian.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -290,8 +290,8 @@ class Texts(Sequence[str]):
         if not len(self):
             return np.full(len(wanted), -1)
         at = np.searchsorted(self.raw, wanted, sorter=self.order)
-        found = self.order[np.minimum(at, len(self) - 1)]
-        return np.where((at < len(self)) & (self.raw[found] == wanted), found, -1)
+        nearest = self.order[np.minimum(at, len(self) - 1)]
+        return np.where((at < len(self)) & (self.raw[nearest] == wanted), nearest, -1)
 
     def same(self) -> NDArray[np.int64]:
         """int64 (n,): for each row, the first position of the same text; its own position if it is blank."""

@@ -183,10 +183,10 @@ def refuse_not_finite(
     column = int(np.flatnonzero(~np.isfinite(features[first]))[0])
     value = (features if original is None else original)[first, column]
     fits = f"; too large for {features.dtype}" if np.isfinite(value) else ""
-    more = f" (and {len(bad) - 1} more rows here)" if len(bad) > 1 else ""
+    others = f" (and {len(bad) - 1} more rows here)" if len(bad) > 1 else ""
     raise InputError(
         "features that aren't finite numbers",
-        where=f"{path}, id {ids[first]!r}{more}",
+        where=f"{path}, id {ids[first]!r}{others}",
         found=f"{value:g} at position {column}{fits}",
         expected="finite numbers",
         fix="--dtype float32" if fits and features.dtype == np.float16 else "mend or leave out that row",
@@ -196,15 +196,15 @@ def refuse_not_finite(
 def _rechunked(blocks: Iterator[np.ndarray], rows: int) -> Iterator[np.ndarray]:
     """The rows of ``blocks`` in blocks of exactly ``rows`` rows, except the last."""
     kept: list[np.ndarray] = []
-    have = 0
+    held = 0
     for block in blocks:
-        while have + len(block) >= rows:
-            take = rows - have
+        while held + len(block) >= rows:
+            take = rows - held
             yield np.concatenate([*kept, block[:take]])
-            block, kept, have = block[take:], [], 0
+            block, kept, held = block[take:], [], 0
         if len(block):
             kept.append(block)
-            have += len(block)
+            held += len(block)
     if kept:
         yield np.concatenate(kept)
 
@@ -247,8 +247,10 @@ def _column_folder(name: str) -> str:
 
 def _block_digest(block: np.ndarray) -> np.ndarray:
     """SHA-256 of a block's values, little-endian in row-major order, as 32 bytes."""
-    little = np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))
-    return np.frombuffer(hashlib.sha256(little.reshape(-1).view(np.uint8).data).digest(), dtype=np.uint8)
+    little_endian = np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))
+    return np.frombuffer(
+        hashlib.sha256(little_endian.reshape(-1).view(np.uint8).data).digest(), dtype=np.uint8
+    )
 
 
 def _content_digest(
@@ -420,8 +422,8 @@ class FeatureStore(Shown, FeatureRows):
             index = int(blocks[start])
             block = self._block(index)
             wanted = order[start:stop]
-            within = positions[wanted] - index * self._block_rows
-            picked = block[within].astype(np.float32)
+            in_block = positions[wanted] - index * self._block_rows
+            picked = block[in_block].astype(np.float32)
             if not np.isfinite(picked).all():
                 refuse_not_finite(picked, [self.ids[p] for p in positions[wanted].tolist()], self.path)
             features[wanted] = picked

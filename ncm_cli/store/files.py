@@ -88,9 +88,9 @@ def is_dead(pid: int, started: str) -> bool:
         return True
     except OSError:  # another user's
         pass
-    state, now = _state_and_start(pid)
+    state, start = _state_and_start(pid)
     # Z: ended, but its parent hasn't waited for it, which some containers never do.
-    return state in ("Z", "X") or bool(started and now and started != now)
+    return state in ("Z", "X") or bool(started and start and started != start)
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:
@@ -298,22 +298,22 @@ def read_document(
     Raises `InputError` for another format or version, and for contents that don't match their `DIGEST`.
     """
     path = Path(path)
-    found = read_json(path)
-    if not isinstance(found, dict) or found.get("ncm_format") != format_name:
-        other = found.get("ncm_format") if isinstance(found, dict) else type(found).__name__
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("ncm_format") != format_name:
+        other = document.get("ncm_format") if isinstance(document, dict) else type(document).__name__
         raise InputError(
             f"not {what}", where=path, found=f"ncm_format {other!r}", expected=format_name, fix=fix
         )
-    require_version(found.get("ncm_format_version"), version, path)
-    if found.get(DIGEST) != _digest(found):
+    require_version(document.get("ncm_format_version"), version, path)
+    if document.get(DIGEST) != _digest(document):
         off = f"no {DIGEST}, so no command of ncm since 0.1.0 wrote it"
         raise InputError(
             f"{what} that was changed after it was written",
             where=path,
-            found=f"contents that don't match its {DIGEST}" if DIGEST in found else off,
+            found=f"contents that don't match its {DIGEST}" if DIGEST in document else off,
             fix=fix,
         )
-    return found
+    return document
 
 
 def _digest(document: Mapping[str, Any]) -> str:
@@ -347,8 +347,8 @@ def read_result(path: Path | str, *, kind: str | None = None, fix: str = MAKE_AG
 
     Raises `InputError` for another kind, a value that misfits the schema, and what `read_document` refuses.
     """
-    found = read_document(path, RESULT_FORMAT, RESULT_VERSION, what="a result", fix=fix)
-    if wrong := misfit(found, Head) or misfit(found, SCHEMAS.get(found["kind"], Any)):
+    result = read_document(path, RESULT_FORMAT, RESULT_VERSION, what="a result", fix=fix)
+    if wrong := misfit(result, Head) or misfit(result, SCHEMAS.get(result["kind"], Any)):
         name, value, words = wrong
         raise InputError(
             "a result with a value that ncm doesn't write",
@@ -357,9 +357,9 @@ def read_result(path: Path | str, *, kind: str | None = None, fix: str = MAKE_AG
             expected=words,
             fix=fix,
         )
-    if kind is not None and found.get("kind") != kind:
-        raise InputError("a result of another kind", where=path, found=found.get("kind"), expected=kind)
-    return found
+    if kind is not None and result.get("kind") != kind:
+        raise InputError("a result of another kind", where=path, found=result.get("kind"), expected=kind)
+    return result
 
 
 class Shown:
@@ -487,7 +487,7 @@ def remove_lock_of(output: Path | str, hosts: Collection[str]) -> None:
 def _created(path: Path) -> BinaryIO | None:
     """Make a lock file that names this process, and keep it open; None if the file exists."""
     pid, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S %z")
-    me = {
+    holder = {
         "pid": pid,
         "place": pid_namespace(),
         "host": socket.gethostname(),
@@ -499,13 +499,13 @@ def _created(path: Path) -> BinaryIO | None:
     except FileExistsError:
         return None
     try:
-        kept = _system_lock(file)
-        os.write(file.fileno(), json.dumps({**me, "kept": kept}).encode("ascii", "replace"))
+        locked = _system_lock(file)
+        os.write(file.fileno(), json.dumps({**holder, "kept": locked}).encode("ascii", "replace"))
     except BaseException:
         path.unlink()
         file.close()
         raise
-    if not kept:
+    if not locked:
         file.close()  # a system without such locks (Windows) can't remove a file that is open
     return file
 
@@ -569,6 +569,6 @@ def _remove_left(path: Path, content: bytes) -> None:
 def _refused(path: Path, output: Path | str, content: bytes) -> BusyError:
     holder = _holder(content)
     who = "process {pid} on host {host}, since {since}".format(**holder) if holder else "another process"
-    here = holder is not None and holder["place"] == pid_namespace()
-    fix = "wait for it, or stop it" if here else f"wait for it; if it no longer runs, delete {path}"
+    is_local = holder is not None and holder["place"] == pid_namespace()
+    fix = "wait for it, or stop it" if is_local else f"wait for it; if it no longer runs, delete {path}"
     return BusyError("another process is writing this output", where=output, found=who, fix=fix)

@@ -158,7 +158,7 @@ def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
         return {}
     if len(file.attrs) > MAX_ATTRIBUTES:
         raise _hostile(path, f"{len(file.attrs):,} root attributes")
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name in file.attrs:
         kind = file.attrs.get_id(name)
         if kind.dtype.kind == "O":
@@ -169,8 +169,8 @@ def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
         if not plain or kind.get_storage_size() > MAX_ATTRIBUTE_BYTES:
             raise _hostile(path, f"root attribute {name!r} isn't a short text or an integer")
         value = np.asarray(file.attrs[name]).reshape(-1)[0]
-        found[name] = value.decode("utf-8", TEXT_ERRORS) if isinstance(value, bytes) else int(value)
-    return found
+        attributes[name] = value.decode("utf-8", TEXT_ERRORS) if isinstance(value, bytes) else int(value)
+    return attributes
 
 
 def root_attributes(path: Path) -> dict[str, Any]:
@@ -224,11 +224,11 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
             raise
 
     def _check_header(self, format_name: str, version: int, what: str) -> None:
-        found = self.attrs.get("ncm_format")
-        if found != format_name:
-            stated_format = "an HDF5 file without ncm_format" if found is None else f"ncm_format {found!r}"
-            if found in _WORDS:
-                stated_format = f"{_WORDS[found]}, {stated_format}"
+        actual = self.attrs.get("ncm_format")
+        if actual != format_name:
+            stated_format = "an HDF5 file without ncm_format" if actual is None else f"ncm_format {actual!r}"
+            if actual in _WORDS:
+                stated_format = f"{_WORDS[actual]}, {stated_format}"
             raise InputError(f"not {what}", where=self.path, found=stated_format, expected=format_name)
         require_version(self.attrs.get("ncm_format_version"), version, self.path)
         stated = self.attrs.get("header_sha256")
@@ -249,12 +249,12 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     def encoder(self) -> dict[str, Any]:
         """The description of the encoder that made the features."""
         try:
-            found = dict(parse_json(self.attrs["encoder"]))
+            description = dict(parse_json(self.attrs["encoder"]))
         except (KeyError, ValueError, TypeError) as error:
             raise damaged(self.path, f"no encoder description: {one_line(error)}") from error
-        if self.attrs.get("encoder_fingerprint", computed := fingerprint(found)) != computed:
+        if self.attrs.get("encoder_fingerprint", computed := fingerprint(description)) != computed:
             raise damaged(self.path, "a fingerprint of another encoder")
-        return found
+        return description
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -267,35 +267,35 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     def dataset(self, name: str, *, ndim: int, kinds: str) -> h5py.Dataset:
         """An array that is checked but not yet read; its numpy kind is one of ``kinds``."""
         with reading(self.path):
-            found = self._file.get(name)
-            if not isinstance(found, h5py.Dataset):
+            dataset = self._file.get(name)
+            if not isinstance(dataset, h5py.Dataset):
                 raise damaged(self.path, f"no array {name!r}")
-            if fault := _fault_of_storage(found, self._bytes):
+            if fault := _fault_of_storage(dataset, self._bytes):
                 raise _hostile(self.path, f"{name!r} {fault}")
-            if found.ndim != ndim or found.dtype.kind not in kinds:
-                raise damaged(self.path, f"{name} of shape {found.shape} and type {found.dtype}")
-            return found
+            if dataset.ndim != ndim or dataset.dtype.kind not in kinds:
+                raise damaged(self.path, f"{name} of shape {dataset.shape} and type {dataset.dtype}")
+            return dataset
 
     def array(
         self, name: str, dtype: Any, *, shape: tuple[int | None, ...], kinds: str | None = None
     ) -> np.ndarray:
         """A numeric array, read and verified, as ``dtype``; None in ``shape`` stands for any length."""
         dtype = np.dtype(dtype)
-        found = self.dataset(name, ndim=len(shape), kinds=kinds or dtype.kind)
-        if any(want not in (None, have) for want, have in zip(shape, found.shape, strict=True)):
-            raise damaged(self.path, f"{name} of shape {found.shape}, expected {shape}")
+        dataset = self.dataset(name, ndim=len(shape), kinds=kinds or dtype.kind)
+        if any(want not in (None, have) for want, have in zip(shape, dataset.shape, strict=True)):
+            raise damaged(self.path, f"{name} of shape {dataset.shape}, expected {shape}")
         with reading(self.path):
-            values = np.ascontiguousarray(found[()], dtype=dtype)
+            values = np.ascontiguousarray(dataset[()], dtype=dtype)
         self._verify(name, array_digest(values))
         return values
 
     def texts(self, name: str, *, rows: int | None = None, any_bytes: bool = False) -> Texts:
         """A column of texts, read and verified; UTF-8 unless ``any_bytes`` is set, as for paths."""
-        found = self.dataset(name, ndim=1, kinds="S")
-        if rows not in (None, found.shape[0]):
-            raise damaged(self.path, f"{name} of {found.shape[0]:,} rows, expected {rows:,}")
+        dataset = self.dataset(name, ndim=1, kinds="S")
+        if rows not in (None, dataset.shape[0]):
+            raise damaged(self.path, f"{name} of {dataset.shape[0]:,} rows, expected {rows:,}")
         with reading(self.path):
-            raw = np.asarray(found[()], dtype=f"S{found.dtype.itemsize}")
+            raw = np.asarray(dataset[()], dtype=f"S{dataset.dtype.itemsize}")
             self._verify(name, text_digest(raw))
             texts = Texts(raw)
             if not any_bytes and (row := texts.not_utf8) is not None:
@@ -311,10 +311,10 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
             return [] if get_origin(schema) is list else {}
         raw = self.array(name, np.uint8, shape=(None,))
         with reading(self.path):
-            found = parse_json(raw.tobytes().decode("utf-8", TEXT_ERRORS))
-        if wrong := misfit(found, schema, name):
+            document = parse_json(raw.tobytes().decode("utf-8", TEXT_ERRORS))
+        if wrong := misfit(document, schema, name):
             raise damaged(self.path, "{} is {!r:.200}, not {}".format(*wrong))
-        return found
+        return document
 
     def _verify(self, name: str, digest: str) -> None:
         self.found[name] = digest
@@ -341,7 +341,9 @@ class RowReader:
         rows, self._dim = array.shape
         self._bytes = self._dim * self._dtype.itemsize
         starts = range(0, rows, self._step)
-        self._offsets = np.array([array.id.get_chunk_info_by_coord((at, 0)).byte_offset for at in starts])
+        self._offsets = np.array(
+            [array.id.get_chunk_info_by_coord((start, 0)).byte_offset for start in starts]
+        )
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -361,9 +363,9 @@ class RowReader:
 
     def _rows(self, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The rows of runs of ``counts`` rows from ``starts`` on, each within one chunk."""
-        at = self._offsets[starts // self._step] + starts % self._step * self._bytes
+        offsets = self._offsets[starts // self._step] + starts % self._step * self._bytes
         sizes = counts * self._bytes
-        raw = b"".join(map(self._read, sizes.tolist(), at.tolist()))
+        raw = b"".join(map(self._read, sizes.tolist(), offsets.tolist()))
         if len(raw) != sizes.sum():
             raise InputError("a file that was cut short", where=self._path, fix=MAKE_AGAIN)
         return np.frombuffer(raw, self._dtype).reshape(-1, self._dim)
@@ -389,26 +391,26 @@ class Sink(io.FileIO):
 
     def write(self, data: Any) -> int:
         """Write at the position; bytes that can't be written are kept in memory."""
-        raw, at, done = memoryview(data).cast("B"), self.tell(), 0
+        raw, position, done = memoryview(data).cast("B"), self.tell(), 0
         while self.error is None and done < len(raw):
             try:
                 done += os.write(self.fileno(), raw[done:])
             except BaseException as error:
                 self.error = error
         if done < len(raw):
-            self._unwritten.append((at + done, bytes(raw[done:])))
+            self._unwritten.append((position + done, bytes(raw[done:])))
         return len(raw)
 
     def readinto(self, buffer: Any) -> int:
         """Read at the position: what was written there, or zeros."""
-        into, at = memoryview(buffer).cast("B"), self.tell()
+        into, position = memoryview(buffer).cast("B"), self.tell()
         into[:] = bytes(len(into))
         with self._recorded_error():
             super().readinto(into)
         for start, data in self._unwritten:
-            first, last = max(start, at), min(start + len(data), at + len(into))
+            first, last = max(start, position), min(start + len(data), position + len(into))
             if first < last:
-                into[first - at : last - at] = data[first - start : last - start]
+                into[first - position : last - position] = data[first - start : last - start]
         return len(into)
 
     def truncate(self, size: int | None = None) -> int:
@@ -498,9 +500,9 @@ class H5Writer:
 
     def array(self, name: str, values: np.ndarray) -> None:
         """Write a numeric array (booleans included)."""
-        little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-        self.put(self.create(name, little.shape, little.dtype), 0, little)
-        self.digests[name] = array_digest(little)
+        little_endian = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+        self.put(self.create(name, little_endian.shape, little_endian.dtype), 0, little_endian)
+        self.digests[name] = array_digest(little_endian)
 
     def text(self, name: str, items: Sequence[str], *, what: str, any_bytes: bool = False) -> None:
         """Write texts as fixed-length UTF-8, padded with NUL; ``any_bytes`` allows text that isn't UTF-8."""

@@ -85,8 +85,8 @@ def write_part(output: Path | str, part: str, **facts: Any) -> None:
 
 def read_parts(folder: Path) -> dict[str, dict[str, Any]]:
     """The latest record of each part of the journal in a folder, by the part's name."""
-    found = {path.stem: path for path in sorted(folder.glob("*-of-*.json"))}
-    return {part: read_document(path, FORMAT, VERSION, what="a part") for part, path in found.items()}
+    paths = {path.stem: path for path in sorted(folder.glob("*-of-*.json"))}
+    return {part: read_document(path, FORMAT, VERSION, what="a part") for part, path in paths.items()}
 
 
 def refuse_busy_parts(output: Path | str, part: str = "*") -> None:
@@ -176,12 +176,12 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
                 log = (
                     self._log if path == part_log else self._open.enter_context(path.open("rb", buffering=0))
                 )
-                for offset, end, found in _scan(path):
-                    if found is None:
+                for offset, end, record in _scan(path):
+                    if record is None:
                         self.damaged += 1
                         continue
-                    self._places[found[0][0]] = (log, offset)
-                    self.rows, self.dim = self.rows + 1, _width(found)
+                    self._places[record[0][0]] = (log, offset)
+                    self.rows, self.dim = self.rows + 1, _width(record)
                     self._end = end if path == part_log else 0
             self._log.truncate(self._end)
         except BaseException:
@@ -237,11 +237,11 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """The arrays of the finished chunk with that id, or None."""
         if id not in self._places:
             return None
-        with np.load(io.BytesIO(self._read(id)[1]), allow_pickle=False) as found:
-            return dict(found)
+        with np.load(io.BytesIO(self._read(id)[1]), allow_pickle=False) as arrays:
+            return dict(arrays)
 
     def _append(self, records: Iterable[Record]) -> None:
-        packed = [(found, _packed(found)) for found in records]
+        packed = [(record, _packed(record)) for record in records]
         try:
             with full_disk_is_an_input_error(self.folder):
                 left = memoryview(b"".join(raw for _, raw in packed))
@@ -251,16 +251,16 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             # Half a row must not stay in front of the next one.
             self._log.truncate(self._end)
             raise
-        for found, raw in packed:
-            self._places[found[0][0]] = (self._log, self._end)
-            self.rows, self.dim, self._end = self.rows + 1, _width(found), self._end + len(raw)
+        for record, raw in packed:
+            self._places[record[0][0]] = (self._log, self._end)
+            self.rows, self.dim, self._end = self.rows + 1, _width(record), self._end + len(raw)
 
     def _read(self, id: str) -> Record:
         log, offset = self._places[id]
-        found, _ = _read_record(log, offset, os.fstat(log.fileno()).st_size)
-        if found is None:
+        record, _ = _read_record(log, offset, os.fstat(log.fileno()).st_size)
+        if record is None:
             raise damaged(self.folder, f"a row at byte {offset:,} that was intact earlier in this run")
-        return found
+        return record
 
     def sync(self) -> None:
         """Put everything appended so far on the disk."""
@@ -295,10 +295,10 @@ def read_facts(folder: Path) -> dict[str, Any]:
     parts, shards = read_parts(folder), {}
     for path in _logs(folder):
         rows = 0
-        for _, _, found in _scan(path):
-            rows += found is not None
-            held["damaged"] += found is None
-            held["dim"] = held["dim"] if found is None else _width(found)
+        for _, _, record in _scan(path):
+            rows += record is not None
+            held["damaged"] += record is None
+            held["dim"] = held["dim"] if record is None else _width(record)
         held["rows"] += rows
         if part := path.name[len("rows.") : -len(".log")]:
             log = parts.get(part, {})
@@ -310,19 +310,19 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 def _read_facts(folder: Path) -> dict[str, Any]:
     path, fix = folder / "journal.json", f"delete the folder {folder} and run the command again"
-    found = read_document(path, FORMAT, VERSION, what="a journal", fix=fix)
-    if not isinstance(found.get("key"), dict):
+    facts = read_document(path, FORMAT, VERSION, what="a journal", fix=fix)
+    if not isinstance(facts.get("key"), dict):
         raise InputError("not a journal", where=path, found="no key", fix=fix)
-    return found
+    return facts
 
 
-def _width(found: Record) -> int | None:
+def _width(record: Record) -> int | None:
     """The width of an image's features; None for a chunk, which has no facts but its id."""
-    return len(found[1]) // 4 if len(found[0]) > 1 else None
+    return len(record[1]) // 4 if len(record[0]) > 1 else None
 
 
-def _packed(found: Record) -> bytes:
-    facts, content = json.dumps(found[0]).encode("ascii"), found[1]
+def _packed(record: Record) -> bytes:
+    facts, content = json.dumps(record[0]).encode("ascii"), record[1]
     return _HEAD.pack(_MAGIC, len(facts), len(content), _digest(facts, content)) + facts + content
 
 
@@ -363,10 +363,10 @@ def _scan(path: Path) -> Iterator[tuple[int, int, Record | None]]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
         offset = 0
         while offset < size:
-            found, end = _read_record(log, offset, size)
-            if found is None:
+            record, end = _read_record(log, offset, size)
+            if record is None:
                 cut_short, following = end > size, log.find(_MAGIC, offset + 1)
                 end = size if following < 0 else following
-            if found is not None or end < size or not cut_short:
-                yield offset, end, found
+            if record is not None or end < size or not cut_short:
+                yield offset, end, record
             offset = end

@@ -274,9 +274,9 @@ def _scaling_fault(probe: Probe) -> tuple[str, object, object] | None:
     kind, factor = scaling.get("kind", "none"), scaling.get("factor")
     if kind not in ("none", "norm", "standard"):
         return "a feature scaling that isn't known", kind, "none, norm or standard"
-    have = [name for name in _SCALING if getattr(probe, name) is not None]
-    if have != (list(_SCALING) if kind == "standard" else []):
-        return f"the feature scaling {kind}", listing(have), "mean and scale, for standard alone"
+    present = [name for name in _SCALING if getattr(probe, name) is not None]
+    if present != (list(_SCALING) if kind == "standard" else []):
+        return f"the feature scaling {kind}", listing(present), "mean and scale, for standard alone"
     if probe.scale is not None and (probe.scale <= 0).any():
         return "a scale that isn't positive", float(probe.scale.min()), None
     if kind == "norm" and factor is not None and factor <= 0:

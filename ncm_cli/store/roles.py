@@ -129,17 +129,19 @@ def _combinations(columns: tuple[Column, ...]) -> tuple[list[tuple[str, ...]], C
     sizes = [len(column.categories) for column in columns]
     if math.prod(sizes) <= MAX_LISTED_COMBINATIONS:
         combinations = np.array(list(itertools.product(*map(range, sizes))), dtype=np.int64)
-        found = np.ravel_multi_index(tuple(np.maximum(codes, 0)), sizes) if combinations.size else codes[0]
+        row_combination = (
+            np.ravel_multi_index(tuple(np.maximum(codes, 0)), sizes) if combinations.size else codes[0]
+        )
     else:
         combinations, inverse = np.unique(codes[:, known], axis=1, return_inverse=True)
         combinations = combinations.T
-        found = np.zeros(codes.shape[1], dtype=np.int64)
-        found[known] = inverse.reshape(-1)
+        row_combination = np.zeros(codes.shape[1], dtype=np.int64)
+        row_combination[known] = inverse.reshape(-1)
     names = [
         tuple(column.categories[code] for column, code in zip(columns, combination, strict=True))
         for combination in combinations.reshape(-1, len(columns)).tolist()
     ]
-    return names, np.where(known, found, -1)
+    return names, np.where(known, row_combination, -1)
 
 
 def _grouping(store: FeatureRows, name: str) -> Column:

@@ -111,18 +111,18 @@ class FeatureRows(abc.ABC):
 
     def column(self, name: str) -> AnyColumn:
         """A column by name, as `own_column` takes it; an `InputError` lists the existing columns."""
-        found = self.own_column(name)
-        if found is None:
+        own_name = self.own_column(name)
+        if own_name is None:
             raise unknown("column", name, self.columns, where=self.path)
-        return self.columns[found]
+        return self.columns[own_name]
 
     def categorical(self, name: str, *, fix: str | None = None) -> Column:
         """A column that has categories; raises `InputError` for a numeric one."""
-        found = self.column(name)
-        if not isinstance(found, Column):
-            what = f"the column {found.name!r} holds numbers, not classes"
-            raise InputError(what, where=self.path, found=found.span(), fix=fix)
-        return found
+        column = self.column(name)
+        if not isinstance(column, Column):
+            what = f"the column {column.name!r} holds numbers, not classes"
+            raise InputError(what, where=self.path, found=column.span(), fix=fix)
+        return column
 
     def mask(self, where: str | None) -> np.ndarray:
         """bool (N,): the rows that meet a filter such as ``split=test & place=land|water``; all for None.

@@ -43,8 +43,8 @@ def misfit(value: Any, schema: Any, name: str = "") -> tuple[str, Any, str] | No
         lacking = sorted(set(getattr(schema, "__required_keys__", ())) - value.keys())
         if lacking:
             return f"{name}.{lacking[0]}", "nothing", _words(_hints(schema)[lacking[0]])
-        known, other = (_hints(schema), Any) if is_typeddict(schema) else ({}, [Any, *get_args(schema)][-1])
-        items = ((key, item, known.get(key, other)) for key, item in value.items())
+        hints, other = (_hints(schema), Any) if is_typeddict(schema) else ({}, [Any, *get_args(schema)][-1])
+        items = ((key, item, hints.get(key, other)) for key, item in value.items())
     elif isinstance(value, list) and (schema is Any or get_origin(schema) is list):
         items = ((at, item, [Any, *get_args(schema)][-1]) for at, item in enumerate(value))
     else:

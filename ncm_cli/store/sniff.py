@@ -82,5 +82,5 @@ def described(head: bytes) -> str:
 
 def sniff(head: bytes) -> str | None:
     """A file's kind, a key of `WORDS`, by its first `HEAD_BYTES` bytes, or all of them; None if unknown."""
-    found = _PATTERN.match(head)
-    return found.lastgroup if found else None
+    match = _PATTERN.match(head)
+    return match.lastgroup if match else None

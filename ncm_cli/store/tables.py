@@ -186,16 +186,16 @@ def plain_numbers(values: Iterable[str]) -> dict[str, str] | None:
     possible = [way for way in ways if all(way.values())]
     if len(possible) == 1:
         return possible[0]
-    both: dict[str, str] = {}
+    numbers: dict[str, str] = {}
     for (value, with_points), with_commas in zip(ways[0].items(), ways[1].values(), strict=True):
         if not with_points and not with_commas:
             return None
-        both[value] = (
+        numbers[value] = (
             ""
             if with_points and with_commas and float(with_points) != float(with_commas)
             else with_points or with_commas
         )
-    return both
+    return numbers
 
 
 def _with_points(text: str) -> str:
@@ -405,18 +405,18 @@ def _separated(source: _Source, stated: str | None) -> _Source:
         except InputError as error:
             counts[delimiter] = [0]
             problem = problem or error
-    alike = {d: lengths.count(lengths[0]) / len(lengths) for d, lengths in counts.items()}
+    agreement = {d: lengths.count(lengths[0]) / len(lengths) for d, lengths in counts.items()}
     splitting = [delimiter for delimiter in DELIMITERS if counts[delimiter][0] > 1]
     if splitting:
-        return replace(source, delimiter=max(splitting, key=lambda d: (alike[d], counts[d][0])))
+        return replace(source, delimiter=max(splitting, key=lambda d: (agreement[d], counts[d][0])))
     header, *rows = counts[BLANK]
     # CelebA's lists and tables from R have no name for the first column: one field more in every row.
     if header > 1 and rows and set(rows) in ({header}, {header + bool(source.count or problem)}):
         return replace(source, delimiter=BLANK)
     if problem:
         raise problem
-    below = [d for d in DELIMITERS if len(counts[d]) > 2 and set(counts[d][1:]) not in ({1}, {0})]
-    return replace(source, delimiter=next((d for d in below if len(set(counts[d][1:])) == 1), ","))
+    splits_rows = [d for d in DELIMITERS if len(counts[d]) > 2 and set(counts[d][1:]) not in ({1}, {0})]
+    return replace(source, delimiter=next((d for d in splits_rows if len(set(counts[d][1:])) == 1), ","))
 
 
 def _named(source: _Source) -> _Source:

@@ -294,26 +294,28 @@ class _Judged:
         Only for classifiers. The probe was fitted with the pairs of the fitted stores, so their flips are no
         estimate for other pairs.
         """
-        found: dict[str, list[dict[str, Any]]] = {}
+        by_store: dict[str, list[dict[str, Any]]] = {}
         if not self.probe.classes:
-            return found
+            return by_store
         if len(self.oracle_paths) > 1:
-            found["oracle_stores"] = []
+            by_store["oracle_stores"] = []
             for at, path in enumerate(self.oracle_paths):
-                here = self.oracle_kind == at
-                test, twin = (logits[here] for logits in measured.logits)
-                known = theorem.zero_one(test, twin, self.answers[here])
-                found["oracle_stores"].append({"path": str(path), "pairs": int(here.sum()), **known})
+                in_store = self.oracle_kind == at
+                test, twin = (logits[in_store] for logits in measured.logits)
+                known = theorem.zero_one(test, twin, self.answers[in_store])
+                by_store["oracle_stores"].append({"path": str(path), "pairs": int(in_store.sum()), **known})
         pairs = self.problem.pairs if self.problem else None
         if pairs is not None and pairs.several is not None:
-            found["pair_stores"] = []
+            by_store["pair_stores"] = []
             weight, bias = self.probe.weight, self.probe.bias
             a, b = (decide(scale_like(self.probe, rows) @ weight.T + bias) for rows in pairs.features)
             for at, path in enumerate(pairs.paths):
-                here = pairs.usable & (pairs.kind == at)
-                flips = float(np.mean(a[here] != b[here]))
-                found["pair_stores"].append({"path": str(path), "pairs": int(here.sum()), "flip_rate": flips})
-        return found
+                in_store = pairs.usable & (pairs.kind == at)
+                flips = float(np.mean(a[in_store] != b[in_store]))
+                by_store["pair_stores"].append(
+                    {"path": str(path), "pairs": int(in_store.sum()), "flip_rate": flips}
+                )
+        return by_store
 
     def _noise(self, terms: theorem.Terms) -> dict[str, Any]:
         """The noise corollary; clean pairs are matched with the fit's by their ids, store by store."""
@@ -439,8 +441,8 @@ class _Judged:
         error = row["test_error"]
         # The oracle's test accuracy minus that of the bounded probe.
         gap = probe_measured.zero_one["test_error"] - error if probe_measured.zero_one else None
-        known = {"where": where, "train_rows": len(training.X), "test_risk": row["test_risk"]}
-        return {**known, "test_error": error, "gap": gap}
+        facts = {"where": where, "train_rows": len(training.X), "test_risk": row["test_risk"]}
+        return {**facts, "test_error": error, "gap": gap}
 
 
 def _together(parts: Sequence[Array], axis: int = 0) -> Array:

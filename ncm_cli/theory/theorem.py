@@ -348,12 +348,12 @@ def share_intervals(test_logits: Array, twin_logits: Array, codes: NDArray) -> d
     The bound is 1 plus the difference of two shares of the same pairs: twin wrong, and not flipped.
     """
     n, test, twin = len(codes), decide(test_logits), decide(twin_logits)
-    wrong, kept = twin != codes, test == twin
-    cells = (wrong & kept, wrong & ~kept, ~wrong & kept, ~wrong & ~kept)
+    wrong, agrees = twin != codes, test == twin
+    cells = (wrong & agrees, wrong & ~agrees, ~wrong & agrees, ~wrong & ~agrees)
     low, high = newcombe(*(int(cell.sum()) for cell in cells))
     return {
         "twin_error": wilson(int(wrong.sum()), n),
-        "flip_rate": wilson(int((~kept).sum()), n),
+        "flip_rate": wilson(int((~agrees).sum()), n),
         "zero_one_bound": (1 + low, 1 + high),
         "test_error": wilson(int((test != codes).sum()), n),
     }
@@ -433,11 +433,11 @@ def _influence(differences: NDArray, weight: Array, basis: Array, moment: Second
 
 def _turning(basis: Array, moment: SecondMoment, s: int) -> Array:
     """w_i (q_jᵀQ̃_s u) / (λ_i − λ_j) for j > s (rows) and i ≤ s (columns); 0 where M has no gap."""
-    later = moment.vectors[:, s:]
-    if s == 0 or later.shape[1] == 0:
-        return np.zeros((later.shape[1], s))
+    trailing = moment.vectors[:, s:]
+    if s == 0 or trailing.shape[1] == 0:
+        return np.zeros((trailing.shape[1], s))
     left, _, right = svd(basis[:, :s].T @ moment.vectors[:, :s], full_matrices=True)
-    along = later.T @ (basis[:, :s] @ left[:, -1])
+    along = trailing.T @ (basis[:, :s] @ left[:, -1])
     gaps = moment.values[None, :s] - moment.values[s:, None]
     floor = np.finfo(np.float64).eps * moment.values[0]
     return np.where(gaps > floor, along[:, None] * right[-1][None, :] / np.maximum(gaps, floor), 0.0)
