@@ -370,7 +370,8 @@ def _doubts(problem: Problem, estimates: CrossFit, pick: int, erm: int) -> list[
     ):
         doubts.append(
             "the flip rate of random pairs of a class across domains doesn't fall "
-            f"({erm_flips}, now {pick_flips}): {views or 'these pairs'} may not represent the shift between domains"
+            f"({erm_flips}, now {pick_flips}): {views or 'these pairs'} may not represent the shift between "
+            "domains"
         )
     if not estimates.regression and estimates.errors is not None and estimates.constant is not None:
         pick_error, erm_error = estimates.error(pick), estimates.error(erm)

@@ -14,7 +14,8 @@ import pytest
 
 from ncm_cli.baselines.choice import read_sweep
 from ncm_cli.baselines.options import SweepOptions
-from ncm_cli.baselines.sweep import Runner, sweep
+from ncm_cli.baselines.runner import Runner
+from ncm_cli.baselines.sweep import sweep
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.probes.fit import fit
