@@ -137,7 +137,7 @@ def _show_comparison(body: dict[str, Any], comparison: dict[str, Any], ui: Ui) -
         f"Against {other} (accuracy {comparison['other_accuracy']:.3f}):\n"
         f"{comparison['difference']:+.3f}, 95 % interval {_interval(comparison, '+.3f')}.\n"
         f"{comparison['only_this_right']:,} rows are right with this probe only, "
-        f"{comparison['only_other_right']:,} with the other only; "
+        f"{comparison['only_other_right']:,} with the other only.\n"
         f"McNemar p = {comparison['p_value']:.3g}."
     )
     if len(comparison["groups"]) > 1:

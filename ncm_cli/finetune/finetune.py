@@ -33,7 +33,7 @@ from ncm_cli.probes.rules import RULES
 from ncm_cli.probes.usable_pairs import read_pair_stores
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.training_set import Fit, TrainingSet
-from ncm_cli.store.digests import differing_fields, digest_of
+from ncm_cli.store.digests import differences, digest_of
 from ncm_cli.store.files import (
     atomic_path,
     jsonable,
@@ -119,11 +119,10 @@ def _key(options: FinetuneOptions, rows: ManifestRows) -> dict[str, Any]:
 
 
 def _refusal(path: Path, recorded: dict[str, Any], asked: dict[str, Any], what: str) -> MismatchError:
-    fields = differing_fields(recorded, asked)
     return MismatchError(
         what,
         where=path,
-        found=listing((f"{name}: {a!r} there, {b!r} asked for" for name, a, b in fields), 6),
+        found=differences(recorded, asked),
         fix="another -o, the same settings, or --fresh to start over",
     )
 

@@ -49,7 +49,7 @@ from ncm_cli.images.source import read_source, with_encoder_of_reuse
 from ncm_cli.options import check, parse_batch_size, parse_workers
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
-from ncm_cli.store.digests import canonical_json, differing_fields, digest_of, fingerprint
+from ncm_cli.store.digests import canonical_json, differences, digest_of, fingerprint
 from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.files import (
     BusyError,
@@ -493,18 +493,11 @@ def _provenance(
 
 def require_same(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
     """Raise `MismatchError` with the fields in which a store differs from what is asked for, if any."""
-
-    def short(value: Any) -> str:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-
-    fields = differing_fields(there, asked)
-    if fields:
-        lines = [f"{name}: {short(a)} there, {short(b)} asked for" for name, a, b in fields]
+    if found := differences(there, asked):
         raise MismatchError(
             "the store was made with other settings",
             where=path,
-            found="\n    ".join(["", *lines]),
+            found=found,
             expected="one encoder in one store; nothing was changed",
             fix="name another output with -o, use the store's settings, or replace the store with --fresh",
         )

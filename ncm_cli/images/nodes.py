@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -38,7 +37,7 @@ from ncm_cli.ray_cluster import (
     refuse_other_versions,
 )
 from ncm_cli.store.columns import ImageFile
-from ncm_cli.store.digests import canonical_json, differing_fields, printable
+from ncm_cli.store.digests import differences, printable
 
 DEFAULT_CPUS = 4
 """Cores of an encoder on the CPU, unless ``--cpus`` says otherwise; a node with fewer gives all it has."""
@@ -325,14 +324,11 @@ class _Work:
             self._lost(actor, reply)  # others have loaded it: perhaps this node's GPU is full
             return
         for theirs, ours in ((reply.key, self._job.key), (reply.description, self._job.description)):
-            if fields := differing_fields(
-                json.loads(canonical_json(theirs)), json.loads(canonical_json(ours))
-            ):
-                lines = [f"{name}: {a!r} there, {b!r} where the command runs" for name, a, b in fields]
+            if found := differences(theirs, ours, "there", "where the command runs"):
                 raise MismatchError(
                     "a node of the cluster has another encoder",
                     where=actor.node.name,
-                    found="\n    ".join(["", *lines]),
+                    found=found,
                     expected="one encoder on all nodes: the same weights and libraries",
                     fix="weights in a file that all nodes have, and the same versions everywhere",
                 )

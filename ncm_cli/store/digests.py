@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.errors import InputError, MismatchError
 
 MAX_JSON_DEPTH = 100
 """Deepest nesting of JSON that is read: deeper than in any file of ncm, and safe for recursion."""
@@ -82,6 +82,28 @@ def differing_fields(
     return [(name, x, y) for name, x, y in pairs if canonical_json(x) != canonical_json(y)]
 
 
+def differences(
+    a: Mapping[str, Any],
+    b: Mapping[str, Any],
+    in_a: str = "there",
+    in_b: str = "asked for",
+    *,
+    ignore_view: bool = False,
+) -> str | None:
+    """The fields in which two descriptions differ, for an error's ``found``; None if they are equal.
+
+    ``in_a`` and ``in_b`` follow the values of each: "model: ViT-B-32 there, ViT-L-14 asked for".
+    """
+    fields = differing_fields(a, b, ignore_view=ignore_view)
+    lines = [f"{name}: {_short(x)} {in_a}, {_short(y)} {in_b}" for name, x, y in fields]
+    return "\n    ".join(["", *lines] if len(lines) > 1 else lines) or None
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
 OTHER_WEIGHTS = "--pretrained FILE names the weights that the features were made with"
 """The advice if the loaded encoder didn't make the features."""
 
@@ -99,12 +121,11 @@ def require_same_encoder(
 
     ``ignore_view`` lets a store and its augmented view pass for the same encoder.
     """
-    fields = differing_fields(encoder_a, encoder_b, ignore_view=ignore_view)
-    if fields:
+    if found := differences(encoder_a, encoder_b, "in the first", "in the second", ignore_view=ignore_view):
         raise MismatchError(
             "features of different encoders",
             where=f"{name_a} and {name_b}",
-            found=listing((f"{name}: {a!r} against {b!r}" for name, a, b in fields), limit=6),
+            found=found,
             expected="the same encoder, weights and preprocessing",
             fix=fix,
         )
@@ -117,6 +138,9 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         else:
             yield f"{prefix}{name}", item
 
+
+MAX_SHOWN = 60
+"""Most characters of a value that differs, in an error."""
 
 MAX_TEXT_BYTES = 4096
 """Most bytes in an id, path or category: the limit of file systems for a path."""

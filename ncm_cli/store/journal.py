@@ -34,9 +34,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ncm_cli import __version__
-from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.store.columns import ImageFile
-from ncm_cli.store.digests import canonical_json, damaged, differing_fields, parse_json
+from ncm_cli.store.digests import canonical_json, damaged, differences, parse_json
 from ncm_cli.store.files import (
     BusyError,
     full_disk_is_an_input_error,
@@ -116,11 +116,11 @@ def prepare(output: Path | str, key: Mapping[str, Any], *, replace: bool = False
     with full_disk_is_an_input_error(folder):
         if facts.exists():
             try:
-                if fields := differing_fields(_read_facts(folder)["key"], ours):
+                if found := differences(_read_facts(folder)["key"], ours, "then", "now"):
                     raise MismatchError(
                         "an interrupted run with other settings wrote here",
                         where=folder,
-                        found=listing((f"{name}: {a!r} then, {b!r} now" for name, a, b in fields), limit=6),
+                        found=found,
                         fix=f"use the same settings to resume it, or delete {folder} to start over",
                     )
             except (InputError, MismatchError) as error:

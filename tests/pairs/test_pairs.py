@@ -184,7 +184,7 @@ def test_two_stores_of_one_encoder_or_a_view_of_it(make_store: Make, make_table:
     other = make_store("c.h5", b, encoder={**ENCODER, "normalize": True})
     with pytest.raises(MismatchError, match="different encoders") as caught:
         _run(table, first, features_b=other)
-    assert "normalize: False against True" in str(caught.value)
+    assert "normalize: false in the first, true in the second" in str(caught.value)
 
 
 def test_a_pair_of_a_training_and_a_test_row(make_store: Make, make_table: Make) -> None:

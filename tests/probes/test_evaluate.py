@@ -198,7 +198,7 @@ def test_features_of_another_encoder_are_refused(birds: tuple[Path, Path], tmp_p
     )
     with pytest.raises(MismatchError, match="different encoders") as caught:
         _eval(birds[0], store)
-    assert "normalize: False against True" in str(caught.value)
+    assert "normalize: false in the first, true in the second" in str(caught.value)
     output = tmp_path / "r.json"
     assert run(["eval", str(birds[0]), "-f", str(store), "-o", str(output)]) == 4
     assert not output.exists()

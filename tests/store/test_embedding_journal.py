@@ -170,7 +170,7 @@ def test_other_settings_are_refused_by_field(tmp_path: Path) -> None:
     other = {**KEY, "encoder": {"model": "pixels:16", "precision": "fp32"}}
     with pytest.raises(MismatchError, match="other settings") as error:
         Journal.open(output, other)
-    assert error.value.found == "encoder.model: 'pixels:8' then, 'pixels:16' now"
+    assert error.value.found == "encoder.model: pixels:8 then, pixels:16 now"
     assert str(folder) in str(error.value.fix)
     with Journal.open(output, KEY) as journal:
         assert journal.rows == 30

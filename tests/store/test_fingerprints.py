@@ -56,7 +56,7 @@ def test_encoders_that_differ_are_refused() -> None:
     with pytest.raises(MismatchError, match="different encoders") as error:
         require_same_encoder("a.h5", CLIP | {"normalize": True}, "b.h5", CLIP | {"normalize": False})
     assert error.value.where == "a.h5 and b.h5"
-    assert error.value.found == "normalize: True against False"
+    assert error.value.found == "normalize: true in the first, false in the second"
 
 
 def test_a_probe_scales_as_it_was_trained() -> None:
