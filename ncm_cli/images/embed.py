@@ -300,7 +300,7 @@ class _ImageRun:
             "reused": len(self.manifest) - len(pending),
             "removed": sum(id not in kept for id in self.old.ids) if self.old is not None else 0,
             "written": written,
-            "images_per_second": tally.encoded / tally.seconds if tally.seconds else None,
+            "images_per_second": tally.rate,
             "device": self._device(),
         }
 
@@ -318,12 +318,12 @@ class _ImageRun:
         return EmbedReport(
             path=str(self.options.output),
             rows=int((plan.source == DONE).sum()),
-            dim=next(source.dim for source in (self.encoder, self.old, self.other) if source is not None),
+            dim=self._dim,
             new=tally.encoded - len(tally.failed),
             failed=tuple(tally.failed.values()),
             max_failures=self.options.max_failures,
             seconds=time.monotonic() - started,
-            images_per_second=tally.encoded / tally.seconds if tally.seconds else None,
+            images_per_second=tally.rate,
             device=self._device(),
             model=str(self.description.get("model")),
             fingerprint=fingerprint(self.description),
@@ -376,6 +376,10 @@ class _ImageRun:
                     self.encoder.preprocess, backgrounds=self.backgrounds
                 )
         return self.encoder
+
+    @property
+    def _dim(self) -> int:
+        return next(source.dim for source in (self.encoder, self.old, self.other) if source is not None)
 
     def _device(self) -> str | None:
         if self.cluster is not None:
@@ -455,7 +459,7 @@ class _ImageRun:
         if self._made_by_us(self.old) and self._is_unchanged(plan, rows, files, failed):
             os.utime(self.options.output)  # make compares times
             return False
-        dim = next(source.dim for source in (self.encoder, self.old, self.other) if source is not None)
+        dim = self._dim
         with self.reporter.task("writing", len(rows)) as task:
             blocks = gathered(plan, rows, {OLD: self.old, OTHER: self.other}, journal, dim, task)
             facts = _provenance(self.options, self.description, self.key, self.manifest)

@@ -228,6 +228,11 @@ class Tally:
     declared: Counter[tuple[float, float]] = field(default_factory=Counter)
     undeclared: list[tuple[float, float]] = field(default_factory=list)
 
+    @property
+    def rate(self) -> float | None:
+        """Images read and encoded a second; None if there were none."""
+        return self.encoded / self.seconds if self.seconds else None
+
     def fail(self, image: ReadImage, reason: str) -> None:
         """Record that an image can't be used."""
         file = image.file
