@@ -91,8 +91,9 @@ def connected(address: str, reporter: Reporter) -> Iterator[Any]:
                 ray.init(address, log_to_driver=False, logging_level="CRITICAL", **local_options)
             except Exception as error:  # Ray raises errors of any class
                 raise _refusal(error, where) from None
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, sigterm_handler)  # Ray has set its own
+            finally:
+                if threading.current_thread() is threading.main_thread():
+                    signal.signal(signal.SIGTERM, sigterm_handler)  # Ray has set its own
         alive, seconds = nodes(ray), time.monotonic() - started
         cpus, gpus = (sum(getattr(node, name) for node in alive) for name in ("cpus", "gpus"))
         ray_address = address if address.startswith("ray:") else ray.get_runtime_context().gcs_address

@@ -198,7 +198,9 @@ class _Run:
                     self.failed[number] = error
                     stopped = schedule.fail(number)
                     task.advance(len(stopped))
-                    consequence = f"; {len(stopped)} more steps depend on it and won't run" if stopped else ""
+                    consequence = (
+                        f"; it also stops {listing(jobs[at].title for at in stopped)}" if stopped else ""
+                    )
                     self.reporter.warn(f"{self.label(number)} failed: {error.what}{consequence}")
                 task.advance()
 
