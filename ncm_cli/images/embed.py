@@ -562,6 +562,6 @@ def _usable_blocks(
         raise InputError(
             f"{len(ids)} {'row of the array is' if len(ids) == 1 else 'rows of the array are'} {reason}",
             where=source.path,
-            found=f"ids {listing(ids)}" + (f"; {rest} more rows are bad for other reasons" if rest else ""),
+            found=f"ids {listing(ids)}" + (f"; {rest} more are bad for other reasons" if rest else ""),
             fix="mend these rows, or leave them out of both the array and the manifest",
         )

@@ -183,7 +183,7 @@ def refuse_not_finite(
     column = int(np.flatnonzero(~np.isfinite(features[first]))[0])
     value = (features if original is None else original)[first, column]
     fits = f"; too large for {features.dtype}" if np.isfinite(value) else ""
-    others = f" (and {len(bad) - 1} more rows here)" if len(bad) > 1 else ""
+    others = f" (and {len(bad) - 1} more here)" if len(bad) > 1 else ""
     raise InputError(
         "features that aren't finite numbers",
         where=f"{path}, id {ids[first]!r}{others}",
