@@ -427,7 +427,7 @@ class ConsoleReporter(Reporter):
     """Progress bars on a terminal, plain lines in a log; all of it on stderr."""
 
     def __init__(self, *, quiet: bool, verbose: bool) -> None:
-        self._quiet, self._verbose = quiet, verbose
+        self._quiet, self.verbose = quiet, verbose
         self._console = _console(sys.stderr)
         self._open = 0
         """The tasks that have a bar."""
@@ -468,7 +468,7 @@ class ConsoleReporter(Reporter):
             self._console.print(_message(message), soft_wrap=True)
 
     def detail(self, message: str) -> None:
-        if self._verbose:
+        if self.verbose:
             self.note(message)
 
     def warn(self, message: str) -> None:

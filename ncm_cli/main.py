@@ -285,11 +285,11 @@ def run(argv: list[str]) -> int:
         return _print_refusal(error)
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
-    except BrokenPipeError:
-        return 0  # the reader of stdout has closed it
+    except _ReaderGoneError:
+        return 0
     except SystemExit as error:
         # typer exits with 1 if the reader of the help has closed the pipe.
-        if isinstance(error.__context__, BrokenPipeError):
+        if isinstance(error.__context__, _ReaderGoneError):
             return 0
         raise
     except Exception as error:
@@ -319,14 +319,18 @@ def _print_refusal(error: NcmError) -> int:
     return error.exit_code
 
 
+class _ReaderGoneError(BrokenPipeError):
+    """The reader of standard output has closed it."""
+
+
 class _Stdout(io.FileIO):
     """Standard output whose errors name it; a plain `OSError` could be about any file."""
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
-            raise
+        except BrokenPipeError as error:
+            raise _ReaderGoneError(*error.args) from None
         except OSError as error:
             raise NcmError(
                 "standard output can't be written to",
@@ -335,8 +339,18 @@ class _Stdout(io.FileIO):
             ) from error
 
 
+class _Stderr(io.FileIO):
+    """Standard error that drops what it can't write: work goes on where a log's reader has gone."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
 def _guard_streams() -> None:
-    """Replace missing standard streams of a process (``>&-``, some daemons).
+    """Replace the standard streams of a process, of which some may be missing (``>&-``, some daemons).
 
     Each closed descriptor is opened on the null device; otherwise the next opened file would get its number,
     and receive what libraries print. Writing to a closed standard output is an error; a closed stderr drops
@@ -347,8 +361,9 @@ def _guard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, mode)  # gets the lowest free number, which is this one
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    stderr = io.BufferedWriter(_Stderr(2, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(stderr, encoding=encoding, errors="backslashreplace", line_buffering=True)
     settings: dict[str, Any] = {"encoding": "utf-8"}
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Like Python's own stream, but an unbuffered one is flushed after each line.

@@ -19,6 +19,9 @@ class Task:
 class Reporter:
     """Receives what a person should see while a stage runs; the base class is silent."""
 
+    verbose = False
+    """Whether details are shown."""
+
     @contextmanager
     def task(self, label: str, total: int | None = None, unit: str = "rows") -> Iterator[Task]:
         """A piece of work of ``total`` units (None: unknown), shown while the context is open."""

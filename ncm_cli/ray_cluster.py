@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ncm_cli import __version__
@@ -292,11 +293,17 @@ def _refusal(error: BaseException, where: str, address: str = "") -> InputError 
     outside = (
         "" if where.startswith("--cluster ray:") else f"; from outside the cluster ray://HOST:{CLIENT_PORT}"
     )
+    if "--address" in text:  # an option of Ray's own command
+        text = "no cluster runs on this machine"
+    token = Path("~/.ray/auth_token").expanduser()
+    wants = "RAY_AUTH_MODE" not in os.environ and token.is_file() and where != "--cluster local"
     return InputError(
         "the cluster can't be reached",
         where=where,
         found=f"{address}: {text}" if address else text or type(error).__name__,
-        fix=f"start it with: ray start --head, and further nodes with: ray start --address HOST:6379"
+        fix=f"export RAY_AUTH_MODE=token, since there is a token in {token}"
+        if wants
+        else f"start it with: ray start --head, and further nodes with: ray start --address HOST:6379"
         f"{outside}; if it has a token (~/.ray/auth_token): export RAY_AUTH_MODE=token; "
         "--cluster local needs none of this",
     )

@@ -110,7 +110,7 @@ def _show_failures(report: RunReport, ui: Ui) -> None:
     ui.reporter.warn(f"{len(failed)} step{'s' * (len(failed) > 1)} failed: {listing(failed)}")
     if report.stopped:
         stopped = [f"{stopped.step} (after {stopped.because})" for stopped in report.stopped]
-        ui.reporter.warn(f"{len(stopped)} didn't run, since they depend on a failed step: {listing(stopped)}")
+        ui.reporter.warn(f"{len(stopped)} not run, after a failed step: {listing(stopped)}")
     ui.note("correct what failed and run the same command again: finished steps aren't repeated")
 
 
@@ -180,7 +180,10 @@ def _where_files_are(report: RunReport) -> str:
     recipe = report.recipe
     lines = [f"files in {recipe.out}:"]
     steps: dict[str, list[str]] = {}
+    left_out = {failure.step for failure in report.failed} | {stopped.step for stopped in report.stopped}
     for job in recipe.jobs:
+        if job.title in left_out:  # what is there is of an earlier run
+            continue
         written = (path for path in job.outputs.values() if path.exists())  # --only leaves steps out
         steps.setdefault(job.step, []).extend(map(recipe.name_of, written))
     for step, names in ((step, names) for step, names in steps.items() if names):

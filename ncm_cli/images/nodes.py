@@ -466,7 +466,12 @@ class _Work:
         elif not isinstance(error, self._ray.exceptions.RayTaskError):
             # Whether it went with its node will be seen.
             self._suspected[node.id] += batches
-            ended = InputError("encoders end without a word", found=_in_short(error))
+            ended = InputError(
+                "the encoders of a node ended, and nothing says why",
+                found=_in_short(error),
+                fix="mostly memory: fewer --workers, or a smaller --batch-size; run the same command again, "
+                "since finished rows are kept",
+            )
             self._reasons[node.id] = _on_node(ended, node)
             batches, error = [], self._reasons[node.id]
         self._reasons |= dict.fromkeys([node.id, *batches], error)

@@ -45,10 +45,17 @@ def same_id(options: PairsOptions, stores: Stores, reporter: Reporter) -> Member
             a, b = codes_a[members.a], codes_b[members.b]
             keep = (a >= 0) & (b >= 0) & ((a == b) == (word == "differ"))
             if not keep.all():
-                reporter.note(f"{int((~keep).sum())} pairs whose {names} {word} are left out")
+                reporter.note(
+                    f"{int((~keep).sum())} pairs whose values of {names} {word} or are missing are left out"
+                )
             members = members.take(keep)
     if not len(members):
-        raise InputError("no pair is left after --same and --across")
+        raise InputError(
+            "no pair is left after --same and --across",
+            where=f"{stores[0].path} and {stores[1].path}",
+            found=f"{int(in_both.sum())} ids in both stores, all left out",
+            fix="other --same and --across columns",
+        )
     if options.count is None:
         return members
     _require_enough(options.count, len(members))
@@ -88,7 +95,14 @@ class Matcher:
 
     def __init__(self, options: PairsOptions, stores: Stores, reporter: Reporter) -> None:
         self.options, self.stores, self.reporter = options, stores, reporter
-        rows = [np.flatnonzero(store.mask(self._where(store))) for store in dict.fromkeys(stores)]
+        wheres = {store: self._where(store) for store in stores}
+        if options.where is None:
+            for training in dict.fromkeys(filter(None, wheres.values())):
+                reporter.note(f"matching among the rows of {training} (--where W for others)")
+        rows = [np.flatnonzero(store.mask(where)) for store, where in wheres.items()]
+        for (store, where), part in zip(wheres.items(), rows, strict=True):
+            if not len(part):
+                raise InputError("no row to match", where=store.path, found=where, fix="another --where")
         same, across = self._codes(options.same, rows), self._codes(options.across, rows)
         side = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
         known = (same >= 0) & (across >= 0)
@@ -103,11 +117,10 @@ class Matcher:
 
     def _where(self, store: FeatureRows) -> str | None:
         """``--where``, by default the training rows, so that no pair has a row that probes are tested on."""
-        options, where = self.options, split_filter(store, "train")
-        if options.where is not None or options.straddling == "keep" or where is None:
-            return options.where
-        self.reporter.note(f"matching among the rows of {where} (--where W for others)")
-        return where
+        given = self.options.where
+        return (
+            given if given is not None or self.options.straddling == "keep" else split_filter(store, "train")
+        )
 
     def _codes(self, names: str | None, rows: list[Positions]) -> Positions:
         if names is None:

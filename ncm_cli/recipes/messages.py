@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import re
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ncm_cli.errors import listing
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.recipes.perform import Order, Outcome, perform_elsewhere
 from ncm_cli.recipes.steps import Job
@@ -101,8 +103,8 @@ class _Counted(Task):
 class Listener:
     """Passes what jobs report on to the run's own reporter, with the job's title."""
 
-    def __init__(self, jobs: Sequence[Job], repetitions: RepeatedMessages) -> None:
-        self._jobs, self._repetitions = jobs, repetitions
+    def __init__(self, jobs: Sequence[Job], repeated: RepeatedMessages) -> None:
+        self._jobs, self._repeated = jobs, repeated
         self._tasks: dict[int, dict[int, tuple[contextlib.ExitStack, Task]]] = {}
         self._printed: dict[int, list[str]] = {}
         self._seen: dict[Any, Any] = {}
@@ -110,8 +112,7 @@ class Listener:
     def hear(self, number: int, message: Message) -> None:
         """Pass on one message of a job, but for its outcome, with which all of its tasks end."""
         name, *arguments = message
-        prefix = f"{self._jobs[number].title}: "
-        reporter = self._repetitions.reporter_of(self._jobs[number], prefix)
+        reporter = self._repeated.reporter_of(self._jobs[number])
         tasks = self._tasks.setdefault(number, {})
         if name in ("note", "detail", "warn"):
             getattr(reporter, name)(*arguments)
@@ -122,7 +123,7 @@ class Listener:
         elif name == "advance":
             tasks[arguments[0]][1].advance(arguments[1])
         elif name == "relabel":
-            tasks[arguments[0]][1].relabel(prefix + arguments[1])
+            tasks[arguments[0]][1].relabel(f"{self._jobs[number].title}: {arguments[1]}")
         elif name == "end":
             tasks.pop(arguments[0])[0].close()
         elif name == "warning":
@@ -145,37 +146,49 @@ class Listener:
 
 
 class RepeatedMessages:
-    """Tells a new message of a step from one that the step has said before, but for names and numbers."""
+    """Shows what a step says in one cell of its matrix, and names the other cells that say it again.
+
+    Names and numbers may differ. What a job repeats itself is shown each time, and ``--verbose`` shows all.
+    """
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._said = set[tuple[str, str]]()
-        self._left_out = 0
+        self._said: dict[tuple[str, str, str], _Said] = {}
 
-    def reporter_of(self, job: Job, prefix: str = "") -> Reporter:
-        """The run's reporter for what a job says; repetitions are details. Messages begin with ``prefix``."""
-        return _OfStep(self._reporter, self, job.step, prefix)
+    def reporter_of(self, job: Job, *, titled: bool = True) -> Reporter:
+        """The run's reporter for what a job says; without ``titled``, warnings alone begin with its title."""
+        return _OfJob(self._reporter, self, job, titled)
 
-    def is_new(self, step: str, message: str) -> bool:
-        """Whether a step says this for the first time."""
-        key = step, _VARIES.sub("#", message)
-        is_new = key not in self._said
-        self._said.add(key)
-        self._left_out += not is_new
-        return is_new
+    def is_new(self, job: Job, kind: str, message: str) -> bool:
+        """Whether no other job of the step has said this."""
+        key = job.step, kind, _VARIES.sub("#", message)
+        said = self._said.setdefault(key, _Said(job.title, message))
+        if said.title == job.title or self._reporter.verbose:
+            return True
+        said.others.append(job.title)
+        return False
 
-    def note_left_out(self) -> None:
-        """Say how many messages weren't shown, if any."""
-        if self._left_out:
-            self._reporter.note(
-                f"messages that differ from others in names or numbers only: {self._left_out:,}; "
-                "--verbose shows them"
-            )
+    def name_others(self) -> None:
+        """Say again what several jobs have said, with the titles of those that weren't shown."""
+        for (_, kind, _), said in self._said.items():
+            if said.others:
+                titles = listing(dict.fromkeys(said.others), 6)
+                say = self._reporter.warn if kind == "warn" else self._reporter.note
+                say(f"likewise, but for names and numbers, {titles}: {said.message}")
 
 
-class _OfStep(Reporter):
-    def __init__(self, reporter: Reporter, repetitions: RepeatedMessages, step: str, prefix: str) -> None:
-        self._reporter, self._repetitions, self._step, self._prefix = reporter, repetitions, step, prefix
+@dataclasses.dataclass
+class _Said:
+    title: str
+    """Of the job that said it first."""
+    message: str
+    others: list[str] = dataclasses.field(default_factory=list)
+
+
+class _OfJob(Reporter):
+    def __init__(self, reporter: Reporter, repeated: RepeatedMessages, job: Job, titled: bool) -> None:
+        self._reporter, self._repeated, self._job = reporter, repeated, job
+        self._prefix = f"{job.title}: " if titled else ""
 
     @contextlib.contextmanager
     def task(self, label: str, total: int | None = None, unit: str = "rows") -> Iterator[Task]:
@@ -183,12 +196,12 @@ class _OfStep(Reporter):
             yield task
 
     def note(self, message: str) -> None:
-        is_new = self._repetitions.is_new(self._step, message)
-        (self._reporter.note if is_new else self._reporter.detail)(f"{self._prefix}{message}")
+        if self._repeated.is_new(self._job, "note", message):
+            self._reporter.note(f"{self._prefix}{message}")
 
     def detail(self, message: str) -> None:
         self._reporter.detail(f"{self._prefix}{message}")
 
     def warn(self, message: str) -> None:
-        is_new = self._repetitions.is_new(self._step, message)
-        (self._reporter.warn if is_new else self._reporter.detail)(f"{self._prefix}{message}")
+        if self._repeated.is_new(self._job, "warn", message):
+            self._reporter.warn(f"{self._job.title}: {message}")

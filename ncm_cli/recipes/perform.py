@@ -57,7 +57,9 @@ def due(job: Job, recipe: Recipe, state: State, label: str, force: bool, reporte
             raise InputError(
                 f"an input of step {job.step!r} isn't there",
                 where=path,
-                fix="run the same command again; with --only, name the step that writes it as well",
+                fix="run the same command again; with --only, name the step that writes it as well"
+                if any(path in other.written for other in recipe.jobs)
+                else "put it back, and run the same command again",
             )
     stamp, options = state.stamp(job), job.options
     why = "forced" if force else state.why_stale(job, stamp)
@@ -108,7 +110,7 @@ def record(job: Job, stamp: Stamp, outcome: Outcome, state: State, reporter: Rep
 
 def some_failed(job: Job) -> str:
     """The warning about a job of which more rows failed than are allowed."""
-    return f"{job.title}: some rows failed, ncm info {listing(job.outputs.values())} says which"
+    return f"{job.title}: some rows failed; ncm info {listing(job.outputs.values())} says which"
 
 
 def gpu_asked(job: Job) -> str | None:

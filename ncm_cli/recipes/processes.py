@@ -117,7 +117,7 @@ class Processes:
         except (EOFError, OSError):
             how, pid = worker.child.how_it_ended(), worker.child.process.pid
             if not worker.ready:
-                raise _ended(f"a process for steps {how} before its first one", pid) from None
+                raise _ended(f"a process for steps {how} before its first step", pid) from None
             self._replaced(worker)
             return "outcome", Outcome(error=_ended(f"the process of this step {how}", pid))
         if message[0] == "ready":

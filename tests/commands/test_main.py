@@ -197,6 +197,21 @@ def test_warnings_of_libraries_never_stand_before_an_error(
     assert [str(one.message) for one in heard] == ["a tensor of tomorrow"] * shown
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_work_goes_on_where_what_is_said_cannot_be_written(tmp_path: Path) -> None:
+    """The reader of a log that has gone, as ``2>&1 | head -1``, or a log on a full disk."""
+    for name in ("gone", "full"):
+        line = [sys.executable, "-m", "ncm_cli", "data", "digits", "-o", str(tmp_path / name), "--pairs", "4"]
+        if name == "gone":
+            reader, writer = os.pipe()
+            os.close(reader)
+        else:
+            writer = os.open("/dev/full", os.O_WRONLY)
+        done = subprocess.run(line, stdout=subprocess.DEVNULL, stderr=writer, check=False)
+        os.close(writer)
+        assert done.returncode == 0 and (tmp_path / name / "manifest.csv").exists()
+
+
 def test_help_cut_short_by_its_reader_is_no_error() -> None:
     program = f"set -o pipefail; {sys.executable} -m ncm_cli embed --help | true"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)

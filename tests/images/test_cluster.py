@@ -39,11 +39,8 @@ class Nodes:
 
         self._folder = folder
         # By default it takes Ray half a minute to notice that a node has gone.
-        soon = {
-            "health_check_initial_delay_ms": 0,
-            "health_check_period_ms": 300,
-            "health_check_failure_threshold": 3,
-        }
+        health = {"initial_delay_ms": 3000, "period_ms": 500, "failure_threshold": 4}
+        soon = {f"health_check_{name}": value for name, value in health.items()}
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": soon}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.alive: list[Any] = []

@@ -169,7 +169,7 @@ def test_failures_on_the_command_line(eight_steps: Path) -> None:
     assert [entry["step"] for entry in body["stopped"]] == ["report"]
     assert "eval (seed 1): bad input: " in done.stderr
     assert "warning: 2 steps failed: eval (seed 0), eval (seed 1)" in done.stderr
-    assert "1 didn't run, since they depend on a failed step: report (after eval (seed 0))" in done.stderr
+    assert "1 not run, after a failed step: report (after eval (seed 0))" in done.stderr
 
 
 @pytest.fixture
@@ -377,5 +377,5 @@ def test_a_process_that_ends_before_its_first_step(eight_steps: Path, planted: A
     planted(planted_steps.serve_nothing)
     text = (eight_steps / "tiny.yaml").read_text()
     (eight_steps / "tiny.yaml").write_text(text.replace("weight_decay: ${decay}\n", "solver: adam\n"))
-    with pytest.raises(InputError, match="a process for steps ended with exit code 7 before its first one"):
+    with pytest.raises(InputError, match="a process for steps ended with exit code 7 before its first step"):
         _run(eight_steps, jobs=2)
