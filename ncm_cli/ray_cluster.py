@@ -290,22 +290,24 @@ def _refusal(error: BaseException, where: str, address: str = "") -> InputError 
         )
     if "ray[client]" in text:
         return InputError("the package ray has no client", where=where, fix="pip install 'ray[client]'")
-    outside = (
-        "" if where.startswith("--cluster ray:") else f"; from outside the cluster ray://HOST:{CLIENT_PORT}"
-    )
     if "--address" in text:  # an option of Ray's own command
         text = "no cluster runs on this machine"
     token = Path("~/.ray/auth_token").expanduser()
-    wants = "RAY_AUTH_MODE" not in os.environ and token.is_file() and where != "--cluster local"
+    advice = [
+        "start it with: ray start --head, and further nodes with: ray start --address HOST:6379",
+        f"from outside the cluster ray://HOST:{CLIENT_PORT}"
+        if not where.startswith("--cluster ray:")
+        else "",
+        f"if it has a token ({token}): export RAY_AUTH_MODE=token",
+        "--cluster local needs none of this",
+    ]
+    if "RAY_AUTH_MODE" not in os.environ and token.is_file():  # newer versions of Ray make one
+        advice.insert(0, advice.pop(2))
     return InputError(
         "the cluster can't be reached",
         where=where,
         found=f"{address}: {text}" if address else text or type(error).__name__,
-        fix=f"export RAY_AUTH_MODE=token, since there is a token in {token}"
-        if wants
-        else f"start it with: ray start --head, and further nodes with: ray start --address HOST:6379"
-        f"{outside}; if it has a token (~/.ray/auth_token): export RAY_AUTH_MODE=token; "
-        "--cluster local needs none of this",
+        fix="; ".join(filter(None, advice)),
     )
 
 
