@@ -79,7 +79,10 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    pytest.importorskip("ray")
+    # Ray 2.40 ended a driver, and so the tests, together with another node of the same machine, now and then.
+    pytest.importorskip(
+        "ray", minversion="2.60", reason="an older Ray ends a driver with another node of its machine"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
