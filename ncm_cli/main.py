@@ -165,7 +165,7 @@ def _refuse_empty_values(argv: list[str]) -> None:
         if value == "" or re.fullmatch(r"--[a-z-]+=", value):
             raise UsageError(
                 "an empty value",
-                where=value.removesuffix("=") or option or None,
+                where=value.removesuffix("=") or option,
                 fix="is a shell variable unset?",
             )
 

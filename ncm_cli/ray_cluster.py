@@ -100,7 +100,7 @@ def connected(address: str, reporter: Reporter) -> Iterator[Any]:
         ray_address = address if address.startswith("ray:") else ray.get_runtime_context().gcs_address
         reporter.note(
             f"Ray {ray.__version__} at {ray_address}, {how} in {seconds:.1f} s: "
-            f"{_counted(len(alive), 'node')}, {_counted(cpus, 'core')}, {_counted(gpus, 'GPU')}"
+            f"{counted(len(alive), 'node')}, {counted(cpus, 'core')}, {counted(gpus, 'GPU')}"
         )
         yield ray
 
@@ -293,23 +293,20 @@ def _refusal(error: BaseException, where: str, address: str = "") -> InputError 
     if "--address" in text:  # an option of Ray's own command
         text = "no cluster runs on this machine"
     token = Path("~/.ray/auth_token").expanduser()
-    advice = [
-        "start it with: ray start --head, and further nodes with: ray start --address HOST:6379",
-        f"from outside the cluster ray://HOST:{CLIENT_PORT}"
-        if not where.startswith("--cluster ray:")
-        else "",
-        f"if it has a token ({token}): export RAY_AUTH_MODE=token",
-        "--cluster local needs none of this",
-    ]
-    if "RAY_AUTH_MODE" not in os.environ and token.is_file():  # newer versions of Ray make one
-        advice.insert(0, advice.pop(2))
+    advice = ["start it with: ray start --head, and further nodes with: ray start --address HOST:6379"]
+    if not where.startswith("--cluster ray:"):
+        advice.append(f"from outside the cluster ray://HOST:{CLIENT_PORT}")
+    is_likely = "RAY_AUTH_MODE" not in os.environ and token.is_file()  # newer versions of Ray make one
+    advice.insert(0 if is_likely else len(advice), f"if it has a token ({token}): export RAY_AUTH_MODE=token")
+    advice.append("--cluster local needs none of this")
     return InputError(
         "the cluster can't be reached",
         where=where,
         found=f"{address}: {text}" if address else text or type(error).__name__,
-        fix="; ".join(filter(None, advice)),
+        fix="; ".join(advice),
     )
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """A number of things, in words: ``1 node``, ``2 nodes``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -32,6 +32,7 @@ from ncm_cli.ray_cluster import (
     ask_versions,
     checked_nodes,
     connected,
+    counted,
     nodes,
     on_node,
     refuse_other_versions,
@@ -341,10 +342,9 @@ class _Work:
         self._label()
 
     def _label(self) -> None:
-        self._task.relabel(
-            f"embedding on {_counted_nodes({actor.node.id for actor in self._actors if actor.is_loaded})}"
-        )
-        self._cluster.devices = f"{_counted_nodes(self._used)} ({self._cluster.device})"
+        loaded = {actor.node.id for actor in self._actors if actor.is_loaded}
+        self._task.relabel(f"embedding on {counted(len(loaded), 'node')}")
+        self._cluster.devices = f"{counted(len(self._used), 'node')} ({self._cluster.device})"
 
     def _warn(self, actor: _Actor, warnings: Sequence[str]) -> None:
         for warning in warnings:
@@ -507,7 +507,3 @@ def _in_short(error: Exception) -> str:
     """The first line of an error, and the last one if that names what was raised on the node."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return f"{lines[0]} {lines[-1]}" if "Error: " in lines[-1] and len(lines) > 1 else lines[0]
-
-
-def _counted_nodes(ids: set[str]) -> str:
-    return f"{len(ids)} node{'' if len(ids) == 1 else 's'}"

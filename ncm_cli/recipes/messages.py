@@ -149,6 +149,7 @@ class RepeatedMessages:
     """Shows what a step says in one cell of its matrix, and names the other cells that say it again.
 
     Names and numbers may differ. What a job repeats itself is shown each time, and ``--verbose`` shows all.
+    The other cells are named when the context ends, however it does.
     """
 
     def __init__(self, reporter: Reporter) -> None:
@@ -167,6 +168,12 @@ class RepeatedMessages:
             return True
         said.others.append(job.title)
         return False
+
+    def __enter__(self) -> RepeatedMessages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.name_others()
 
     def name_others(self) -> None:
         """Say again what several jobs have said, with the titles of those that weren't shown."""

@@ -166,27 +166,26 @@ class _Run:
 
     def one_by_one(self) -> None:
         """Run the jobs in order, in this process."""
-        repeated = RepeatedMessages(self.reporter)
-        for number, job in enumerate(self.jobs):
-            try:
-                if (due_job := self.due(number)) is not None:
-                    result = perform(due_job.order, repeated.reporter_of(job, titled=False))
-                    record(job, due_job.stamp, result, self.state, self.reporter)
-            except NcmError:
-                repeated.name_others()
-                self.reporter.warn(f"{self.label(number)} failed; the steps before it are kept")
-                raise
-            (self.skipped if due_job is None else self.ran).append(number)
-        repeated.name_others()
+        with RepeatedMessages(self.reporter) as repeated:
+            for number, job in enumerate(self.jobs):
+                try:
+                    if (due_job := self.due(number)) is not None:
+                        result = perform(due_job.order, repeated.reporter_of(job, titled=False))
+                        record(job, due_job.stamp, result, self.state, self.reporter)
+                except NcmError:
+                    self.reporter.warn(f"{self.label(number)} failed; the steps before it are kept")
+                    raise
+                (self.skipped if due_job is None else self.ran).append(number)
 
     def at_once(self, workers: Workers) -> None:
         """Run the jobs whose inputs are there, several at once. This process alone keeps the record."""
-        jobs, repeated = self.jobs, RepeatedMessages(self.reporter)
+        jobs = self.jobs
         schedule = Plan(dependencies(jobs))
         gpus, running = [gpu_asked(job) for job in jobs], dict[int, Due]()
         outcomes = deque[tuple[int, Outcome]]()
         with (
             workers,
+            RepeatedMessages(self.reporter) as repeated,
             Listener(jobs, repeated) as listener,
             self.reporter.task("steps", len(jobs), "steps") as task,
         ):
@@ -232,7 +231,6 @@ class _Run:
                     if message[0] == "outcome":
                         outcomes.append((number, message[1]))
         self.stopped = schedule.stopped()
-        repeated.name_others()
 
     def due(self, number: int) -> Due | None:
         """What a job has to do, as `perform.due` says."""
